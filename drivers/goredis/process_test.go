@@ -6,12 +6,16 @@ import (
 	"bufio"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
+
+	"github.com/redis/go-redis/v9"
 
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/dlock/cli"
@@ -28,7 +32,43 @@ func TestMain(m *testing.M) {
 	if os.Getenv(asWorker) != "" {
 		os.Exit(cli.Main(os.Args, os.Stdin, os.Stdout, os.Stderr))
 	}
-	os.Exit(nodetest.Main(m))
+	var lines logged
+	redis.SetLogger(&lines)
+	code := nodetest.Main(m)
+	if said := lines.String(); strings.Contains(said, nodetest.Secret) {
+		fmt.Println("the library's log shows a password: " + said)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+// A logged keeps the lines of go-redis' logger, which all clients of a process share.
+type logged struct {
+	mu    sync.Mutex
+	lines []string
+}
+
+func (l *logged) Printf(_ context.Context, format string, v ...any) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.lines = append(l.lines, fmt.Sprintf(format, v...))
+}
+
+func (l *logged) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Join(l.lines, "\n")
+}
+
+// The names of scripts, which are SHA-1 sums, are no cryptography: a process that may use only
+// approved algorithms can lock.
+func TestAProcessThatMayUseOnlyFIPSLocks(t *testing.T) {
+	t.Parallel()
+	cmd := exec.Command(os.Args[0], "run", "k", "--", "true")
+	cmd.Env = append(os.Environ(), asWorker+"=1", "GODEBUG=fips140=only", "DLOCK_URL=redis://"+server.Redis(t).Addr()+"?call_timeout=10s")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%v: %s", err, out)
+	}
 }
 
 func TestStoppedHolderFindsItsLeaseLostAndItsCommandKilled(t *testing.T) {

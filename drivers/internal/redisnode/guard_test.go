@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
+	"maps"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -467,42 +467,25 @@ func TestADurableServerRemembersTheLatestOfItsClock(t *testing.T) {
 	_ = wantRefused(t, err, "clock was set back")
 }
 
-// Two releases of this library with different texts, and three prefixes, share five servers.
-// All of them work, a restart leads to one quarantine for each prefix, and no handshake
-// disturbs another's.
+// Two releases of this library with different texts, and three prefixes, share servers. All of them
+// work, and so they do after a majority was restarted: that is one quarantine for each prefix, which
+// no handshake of another prefix or release prolongs.
 func TestTwoReleasesAndThreePrefixesShareServers(t *testing.T) {
-	const guard = time.Second
-	size, rounds, locks, pause := 5, 3, int64(20), 10*time.Millisecond
-	if testing.Short() {
-		size, rounds, locks, pause = 3, 1, 5, 40*time.Millisecond
-	}
-	servers, majority := make([]*server.Server, size), size/2+1
+	const size, guard = 3, time.Second
+	prefixes := []string{"a:", "b:", ""}
+	var servers [size]*server.Server
 	for i := range servers {
 		servers[i] = server.StartFor(t, []server.Kind{server.KindRedis, server.KindValkey}[i%2])
 	}
-	var mu sync.Mutex
-	quarantines := map[string]int{} // number of quarantines, by prefix and server
-	handshakes := map[string]int{}
 	open := func(prefix, release string) *redlock.Backend {
-		nodes := make([]driver.Backend, len(servers))
-		for i, s := range servers {
-			c := dialServer(t, s)
-			n, err := New(Config{
-				Client: &wire{admin: func() *redis.Client { return c }, before: func(calls []*Call) *redis.Client {
-					if isHandshake(calls) {
-						mu.Lock()
-						handshakes[prefix+release]++
-						mu.Unlock()
-					}
-					return c
-				}},
-				Name: "redis", Addr: s.Addr(), Prefix: prefix, CallTimeout: 10 * time.Second, Connections: 2,
-			})
+		var nodes []driver.Backend
+		for _, s := range servers {
+			n, err := New(Config{Client: plain(t, s), Name: "redis", Addr: s.Addr(), Prefix: prefix, CallTimeout: 10 * time.Second, Connections: 2})
 			if err != nil {
 				t.Fatal(err)
 			}
 			n.guard.space += " " + release // a comment in the texts
-			nodes[i] = n
+			nodes = append(nodes, n)
 		}
 		b, err := redlock.New(nodes, &redlock.Options{Guard: guard, Bootstrap: true, Prefix: prefix, NodeTimeout: guard})
 		if err != nil {
@@ -516,110 +499,52 @@ func TestTwoReleasesAndThreePrefixesShareServers(t *testing.T) {
 		})
 		return b
 	}
-	// ends are the ends of quarantines, from the servers' memory. A client that knows the other
-	// nodes' clocks better may shorten a quarantine; a later end is another quarantine.
-	ends := map[string]int{}
-	read := func(prefix string, i int) {
-		meta, _ := servers[i].Do("GET", prefix+"redlock1:meta")
-		words := strings.Fields(fmt.Sprint(meta))
-		if len(words) != 6 || words[2] == fmt.Sprint(memory.Pending) { // no quarantine, or its end is unknown yet
-			return
-		}
-		at := fmt.Sprint(prefix, i, " ", words[1])
-		end, err := strconv.Atoi(words[2])
-		if err != nil {
-			t.Errorf("meta is %q", words)
-			return
-		}
-		if end > ends[at] {
-			quarantines[at]++
-		}
-		ends[at] = end
-	}
-
-	began, stop, granted := time.Now(), make(chan struct{}), map[string]*atomic.Int64{}
-	var clients sync.WaitGroup
-	for _, prefix := range []string{"a:", "b:", ""} {
+	clients := map[string]*redlock.Backend{}
+	for _, prefix := range prefixes {
 		for _, release := range []string{"", "another release"} {
-			n := new(atomic.Int64)
-			granted[prefix+release] = n
-			b := open(prefix, release)
-			for w := range 2 {
-				clients.Go(func() {
-					for {
-						select {
-						case <-stop:
-							return
-						default:
-						}
-						l, err := b.Acquire(context.Background(), &driver.Request{Key: fmt.Sprint("k", w), Owner: fmt.Sprint("o/", bids.Add(1)), TTL: guard})
-						if err == nil {
-							n.Add(1)
-							_ = l.Release(context.Background())
-						}
-						time.Sleep(pause) // further locks would show nothing new
-					}
-				})
-			}
+			clients[prefix+release] = open(prefix, release)
 		}
 	}
-	progress := func(when string) {
+	progress := func(when string) { // of each client
 		t.Helper()
-		before := map[string]int64{}
-		for who, n := range granted {
-			before[who] = n.Load()
+		var wg sync.WaitGroup
+		for who, b := range clients {
+			wg.Go(func() {
+				for got, end := 0, time.Now().Add(time.Minute); got < 5; time.Sleep(20 * time.Millisecond) {
+					l, err := b.Acquire(context.Background(), &driver.Request{Key: "k", Owner: fmt.Sprint("o/", bids.Add(1)), TTL: guard})
+					if err == nil {
+						got++
+						_ = l.Release(context.Background())
+					} else if time.Now().After(end) {
+						t.Errorf("%s: %q gets no lock: %v", when, who, err)
+						return
+					}
+				}
+			})
 		}
-		for end := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
-			for _, prefix := range []string{"a:", "b:", ""} {
-				for i := range servers {
-					read(prefix, i)
+		wg.Wait()
+	}
+	ends := func() map[string]string { // of the quarantines, by prefix, server and process
+		all := map[string]string{}
+		for _, prefix := range prefixes {
+			for i, s := range servers {
+				if words := strings.Fields(fmt.Sprint(do(t, s, "GET", prefix+"redlock1:meta"))); len(words) >= 5 && words[2] != "0" {
+					all[fmt.Sprint(prefix, i, " ", words[1])] = words[2]
 				}
 			}
-			var idle []string
-			for who, n := range granted {
-				if n.Load() < before[who]+locks {
-					idle = append(idle, who)
-				}
-			}
-			if len(idle) == 0 {
-				return
-			}
-			if time.Now().After(end) {
-				close(stop)
-				clients.Wait()
-				t.Fatalf("%s: %q gets no locks", when, idle)
-			}
 		}
+		return all
 	}
 	progress("at first")
-	for round := range rounds { // a majority is restarted: all must wait
-		for i := range majority {
-			restart(t, servers[(round+i)%len(servers)], round%2 == 0)
-		}
-		progress(fmt.Sprintf("after restart %d", round))
+	for i := range size/2 + 1 {
+		restart(t, servers[i], i == 0)
 	}
-	close(stop)
-	clients.Wait()
-	mu.Lock() // clean-ups may still be under way
-	defer mu.Unlock()
-	if len(quarantines) < majority*rounds {
-		t.Errorf("quarantines were seen of these processes alone: %v", quarantines)
+	progress("after a restart")
+	before := ends()
+	progress("later")
+	if after := ends(); len(after) != len(prefixes)*(size/2+1) || !maps.Equal(before, after) {
+		t.Errorf("the quarantines ended at %v, and then at %v", before, after)
 	}
-	for at, n := range quarantines {
-		if n != 1 {
-			t.Errorf("%d quarantines of prefix and process %s", n, at)
-		}
-	}
-	// After a server's restart each client sends its texts once (acquire, join, renew), and
-	// loses the calls that were under way. It checks the server's settings every half guard.
-	reviews := len(servers) * (1 + int(time.Since(began)/(guard/2)))
-	for who, n := range handshakes {
-		processes := len(servers) + rounds*majority
-		if most := processes*3*2 + reviews; n > most {
-			t.Errorf("%q made %d handshakes, and there were %d processes", who, n, processes)
-		}
-	}
-	t.Logf("%d quarantines of one prefix and process each, and these handshakes: %v", len(quarantines), handshakes)
 }
 
 // Clients with different guards and allowances use those of the first client, and do not
@@ -668,65 +593,6 @@ func TestClientsOfDifferentTermsDoNotFight(t *testing.T) {
 		if encoded, next := memory.Terms(meta); encoded != memory.EncodeTerms(&terms[0].Terms) || next != "-" {
 			t.Errorf("meta is %q; want the terms of the first client", meta)
 		}
-	})
-}
-
-// With and without the guard a lock is one call on the server, with a little more work:
-// usec_per_call shows this on a busy server.
-func TestTheGuardIsPartOfTheOneCall(t *testing.T) {
-	eachKind(t, func(t *testing.T, kind server.Kind) {
-		const callers, locks = 32, 30
-		rounds := 4
-		if testing.Short() {
-			rounds = 1
-		}
-		s := server.StartFor(t, kind)
-		c := dialServer(t, s)
-		w := &wire{admin: func() *redis.Client { return c }, before: func([]*Call) *redis.Client { return c }}
-		on, _ := newGuarded(t, w, nil)
-		off, _ := newGuarded(t, w, func(c *Config) { c.Guard, c.Bootstrap, c.Prefix = 0, false, "off:" })
-		// A round in which the machine stalled does not count: calls are repeated, and texts sent again.
-		least, one := map[*Node]float64{}, map[*Node]bool{}
-		for round := 0; round < rounds || round < 20 && !(one[on] && one[off]); round++ {
-			for _, n := range []*Node{on, off} {
-				if _, err := bid(n, fmt.Sprint("warm", round)); err != nil {
-					t.Fatal(err)
-				}
-				p := n.router.slots[0].Load()
-				p.batches.rest(time.Hour) // each lock must be one call
-				if g := p.guarded.Load(); g != nil {
-					g.batches.rest(time.Hour)
-				}
-				do(t, s, "CONFIG", "RESETSTAT")
-				var wg sync.WaitGroup
-				for g := range callers {
-					wg.Go(func() {
-						for i := range locks {
-							if _, err := bid(n, fmt.Sprint(round, "/", g, "/", i)); err != nil {
-								t.Error(err)
-							}
-						}
-					})
-				}
-				wg.Wait()
-				stats := fmt.Sprint(do(t, s, "INFO", "commandstats"))
-				_, line, _ := strings.Cut(stats, "cmdstat_evalsha:")
-				var calls, us int
-				if _, err := fmt.Sscanf(line, "calls=%d,usec=%d,", &calls, &us); err != nil {
-					t.Fatal(err)
-				}
-				if one[n] = one[n] || calls == callers*locks && !strings.Contains(stats, "cmdstat_eval:"); !one[n] {
-					t.Logf("%d locks were these calls: %s", callers*locks, stats)
-				}
-				if per := float64(us) / float64(calls); least[n] == 0 || per < least[n] {
-					least[n] = per
-				}
-			}
-		}
-		if !one[on] || !one[off] {
-			t.Errorf("in no round was each lock one call without its text: %v with the guard, %v without", !one[on], !one[off])
-		}
-		t.Logf("a lock costs the server %.1f µs with the guard and %.1f without: %+.0f %%", least[on], least[off], 100*(least[on]/least[off]-1))
 	})
 }
 
@@ -852,4 +718,103 @@ func TestALoneInstanceKeepsAKeyForLittleMoreThanItsTTL(t *testing.T) {
 			}
 		}
 	}
+}
+
+// A node of a quorum: another number of nodes, a TTL over the guard, other terms, a restart, and who
+// decides when a quarantine ends.
+func TestANodeKeepsTheTermsOfItsQuorum(t *testing.T) {
+	t.Parallel()
+	s := server.Redis(t)
+	n, _ := newGuarded(t, plain(t, s), func(c *Config) { c.Guard, c.Bootstrap = 0, false })
+	var zone time.Duration // how far the other nodes' clocks are ahead; negative: unknown
+	info := func(size int, guard time.Duration) *quorum.Info {
+		return &quorum.Info{Terms: testTerms(size, guard, 100*time.Millisecond), OtherClocks: func() time.Time {
+			if zone < 0 {
+				return time.Time{}
+			}
+			return time.Now().Add(zone)
+		}}
+	}
+	q, longer := info(5, 30*time.Second), info(5, 50*time.Second)
+	acquire := func(q *quorum.Info, ttl time.Duration) (driver.Lease, error) {
+		return n.Acquire(t.Context(), &driver.Request{Key: fmt.Sprint("k", bids.Add(1)), Owner: "o/1", TTL: ttl, Quorum: q})
+	}
+	refused := func(q *quorum.Info, ttl time.Duration, says string) time.Duration {
+		t.Helper()
+		_, err := acquire(q, ttl)
+		return wantRefused(t, err, says).RetryAfter.Round(5 * time.Second)
+	}
+	state := func(q *quorum.Info, statement quorum.Statement) {
+		t.Helper()
+		if _, err := n.Bootstrap(t.Context(), &quorum.Bootstrap{Quorum: q, Statement: statement}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	look := func(want quorum.Memory) *quorum.MemoryReport {
+		t.Helper()
+		r, err := n.Bootstrap(t.Context(), &quorum.Bootstrap{Quorum: q, DryRun: true})
+		if err != nil || r.Memory != want || r.Server == "" || time.Since(r.Clock).Abs() > time.Minute {
+			t.Fatalf("it remembers %+v, %v; want %v", r, err, want)
+		}
+		return r
+	}
+	look(quorum.MemoryNew)
+	state(q, quorum.StateNew)
+	look(quorum.MemoryKept)
+	l, err := acquire(q, 20*time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	refused(info(3, 30*time.Second), time.Second, "is a node of a quorum of 5, and this one has 3")
+	refused(q, time.Minute, "1m0s is over the restart guard that the node keeps, 30s")
+
+	// Until the other nodes' clocks are known, a quarantine does not begin. Renewals and releases go on.
+	restart(t, s, true)
+	zone = -1
+	if left := refused(q, time.Second, "other nodes"); left > time.Second {
+		t.Errorf("RetryAfter is %v", left)
+	}
+	zone = 0
+	if left := refused(q, time.Second, "was restarted"); left != 30*time.Second {
+		t.Errorf("a guard of 30s has %v left", left)
+	}
+	if _, err := l.Renew(t.Context(), &driver.Renewal{TTL: 20 * time.Second}); err != nil {
+		t.Errorf("a renewal in the quarantine: %v", err)
+	}
+	if err := l.Release(t.Context()); err != nil {
+		t.Errorf("a release in the quarantine: %v", err)
+	}
+
+	// A longer guard: the node keeps the shorter for what it permits, and the longer to be safe.
+	refused(longer, 40*time.Second, "40s is over the restart guard that the node keeps, 30s, and this client's restart_guard is 50s")
+	for i, statement := range []quorum.Statement{quorum.StateTerms, quorum.StateTermsSettled} {
+		state(longer, statement)
+		r := look(quorum.MemoryKept)
+		if r.Terms == nil || r.Next == nil || r.Terms.Guard != q.Guard || r.Terms.Quarantine != longer.Quarantine || *r.Next != longer.Terms {
+			t.Errorf("the terms are %+v, and next %+v", r.Terms, r.Next)
+		}
+		if left := r.From.Sub(r.Clock); r.From.IsZero() != (i == 0) || i == 1 && (left > longer.Quarantine+longer.Grace || left < longer.Quarantine-10*time.Second) {
+			t.Errorf("they hold from %v, and it is %v", r.From, r.Clock)
+		}
+	}
+
+	// The other nodes' clocks decide when it ends if they are ahead; a quarantine that was too long is cut.
+	restart(t, s, true)
+	for _, zone = range []time.Duration{time.Hour, 0} {
+		if left := refused(q, time.Second, "was restarted"); left != zone+50*time.Second {
+			t.Errorf("a guard of 50s has %v left, and the others are ahead by %v", left, zone)
+		}
+	}
+	state(info(3, 30*time.Second), quorum.StateNodes)
+	refused(info(3, 30*time.Second), time.Second, "number of nodes was changed")
+	refused(q, time.Second, "is a node of a quorum of 3, and this one has 5")
+
+	// SCRIPT FLUSH forgets nothing; FLUSHALL does, also where it takes the marker along.
+	do(t, s, "SCRIPT", "FLUSH")
+	refused(info(3, 30*time.Second), time.Second, "number of nodes was changed")
+	do(t, s, "FLUSHALL")
+	look(quorum.MemoryFlushed)
+	restart(t, s, false)
+	do(t, s, "FLUSHALL")
+	look(quorum.MemoryNew)
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -124,36 +123,4 @@ func (s *suite) counterAtItsEnd(t *testing.T) {
 		forEver(t, err, "at its end")
 	}
 	noLocks(t, srv)
-}
-
-// hugeValue: a huge foreign value at a key is not sent back as a whole.
-func (s *suite) hugeValue(t *testing.T) {
-	srv := server.StartFor(t, s.kind)
-	b := s.open(t, s.url(srv.Addr(), ""))
-	s.warm(t, b)
-	if _, err := srv.Do("SETRANGE", "k", fmt.Sprint(8<<20-1), "x"); err != nil {
-		t.Fatal(err)
-	}
-	sent := func() (n int64) {
-		info, err := srv.Do("INFO", "stats")
-		if err != nil {
-			t.Fatal(err)
-		}
-		_, rest, _ := strings.Cut(fmt.Sprint(info), "total_net_output_bytes:")
-		if _, err := fmt.Sscan(rest, &n); err != nil {
-			t.Fatal(err)
-		}
-		return n
-	}
-	before := sent()
-	if _, err := b.Acquire(context.Background(), s.ask("k", time.Minute)); err == nil {
-		t.Error("a foreign value does not exclude")
-	}
-	eventually(t, func() error {
-		_, err := b.(driver.Inspector).Lookup(context.Background(), "k")
-		return err
-	})
-	if n := sent() - before; n > 100_000 {
-		t.Errorf("%d bytes were sent for a foreign value of 8 MiB", n)
-	}
 }

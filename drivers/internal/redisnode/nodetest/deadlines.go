@@ -13,43 +13,6 @@ import (
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
-// shortDeadlines: callers whose time is shorter than a round trip leave without breaking a
-// connection, for which the next caller would have to wait.
-func (s *suite) shortDeadlines(t *testing.T) {
-	srv := server.StartFor(t, s.kind)
-	p := fault.NewProxy(t, srv.Addr())
-	b := s.open(t, s.url(p.Addr(), ""))
-	s.warm(t, b)
-	p.Delay(fault.ToServer, time.Millisecond, 4*time.Millisecond)
-	p.Delay(fault.ToClient, time.Millisecond, 4*time.Millisecond)
-	const most = 11 // pool_size plus one
-	var wg sync.WaitGroup
-	for i := range 4 {
-		wg.Go(func() {
-			for j := range 50 {
-				ctx, cancel := context.WithTimeout(context.Background(), time.Duration(1+j%5)*time.Millisecond)
-				l, err := b.Acquire(ctx, s.ask(fmt.Sprintf("d%d/%d", i, j), time.Minute))
-				cancel()
-				if err == nil {
-					err = l.Release(context.Background())
-				}
-				if err != nil && !errors.Is(err, context.DeadlineExceeded) {
-					t.Errorf("Acquire with a short deadline: %v", err)
-				}
-			}
-		})
-	}
-	wg.Wait()
-	unlock(t, s.lock(t, b, "k", time.Minute))
-	if n := p.Stats().Conns; n > most {
-		t.Errorf("%d connections were made, and %d are enough", n, most)
-	}
-	if err := b.Close(); err != nil { // waits for the clean-up
-		t.Error(err)
-	}
-	noLocks(t, srv)
-}
-
 // hungConnect: if a server only accepts connections, callers return at their deadlines, and
 // Close after about a call timeout, however long connecting may take.
 func (s *suite) hungConnect(t *testing.T) {

@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"net/url"
 	"os"
-	"runtime"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -16,59 +14,6 @@ import (
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
-
-// thousand: a thousand held and renewed leases need a handful of connections, and no goroutine
-// each.
-func (s *suite) thousand(t *testing.T) {
-	srv := server.StartFor(t, s.kind)
-	b := s.open(t, s.url(srv.Addr(), ""))
-	leases := make([]driver.Lease, 1000)
-	var wg sync.WaitGroup
-	for i := range leases {
-		wg.Go(func() {
-			l, err := b.Acquire(context.Background(), s.ask(fmt.Sprintf("t%d", i), time.Minute))
-			if err != nil {
-				t.Errorf("Acquire: %v", err)
-			}
-			leases[i] = l
-		})
-	}
-	wg.Wait()
-	if t.Failed() {
-		return
-	}
-	start := time.Now()
-	for _, l := range leases {
-		wg.Go(func() {
-			if _, err := l.Renew(context.Background(), &driver.Renewal{TTL: time.Minute}); err != nil {
-				t.Errorf("Renew: %v", err)
-			}
-		})
-	}
-	wg.Wait()
-	took := time.Since(start)
-	list, err := srv.Do("CLIENT", "LIST")
-	if err != nil {
-		t.Fatal(err)
-	}
-	conns := strings.Count(fmt.Sprint(list), "\n") - 1 // and the one that asks
-	t.Logf("1,000 leases: %d connections, %d goroutines in all, 1,000 renewals at once in %v; at a TTL of 10s they are 300 commands per second", conns, runtime.NumGoroutine(), took)
-	if conns > 11 {
-		t.Errorf("%d connections", conns)
-	}
-	if n := runtime.NumGoroutine(); n > 300 {
-		t.Errorf("%d goroutines", n)
-	}
-	for _, l := range leases {
-		wg.Go(func() {
-			if err := l.Release(context.Background()); err != nil {
-				t.Errorf("Release: %v", err)
-			}
-		})
-	}
-	wg.Wait()
-	noLocks(t, srv)
-}
 
 func (s *suite) ways(t *testing.T) {
 	open := func(name, dsn string) {
@@ -112,54 +57,6 @@ func (s *suite) ways(t *testing.T) {
 			t.Errorf("an unknown authority: %v", err)
 		}
 	})
-}
-
-func (s *suite) sentinel(t *testing.T) {
-	if testing.Short() {
-		t.Skip("with -short Failovers tests a failover by Sentinel")
-	}
-	g := server.Sentinel(t, s.kind)
-	b := s.open(t, s.url(strings.Join(g.Addrs(), ","), "/0?topology=sentinel&master="+g.Name))
-	l := s.lock(t, b, "k", time.Minute)
-	first := l.Grant()
-	unlock(t, l)
-	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
-	defer cancel()
-	old, err := g.Primary(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for wait, warned := range map[string]bool{"": true, "&wait_replicas=1": true, "&wait_replicas=2": false} { // it has two replicas
-		b := s.open(t, s.url(strings.Join(g.Addrs(), ","), "/0?topology=sentinel&master="+g.Name+wait))
-		found, err := b.(driver.Inspector).Check(ctx)
-		if says := slices.ContainsFunc(found, func(d driver.Diagnostic) bool {
-			return d.Code == "wait-replicas" && strings.Contains(d.Remedy, "wait_replicas=2")
-		}); err != nil || says != warned {
-			t.Errorf("%q: Check says %+v, %v", wait, found, err)
-		}
-	}
-	if err := old.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := g.AwaitFailover(ctx, old); err != nil {
-		t.Fatal(err)
-	}
-	var second driver.Lease
-	eventually(t, func() (err error) {
-		second, err = b.Acquire(ctx, s.ask("k", time.Minute))
-		if errors.Is(err, driver.ErrHeld) {
-			t.Fatalf("a failover looks like contention: %v", err)
-		}
-		if err == nil && second.Grant().Server == first.Server { // waits until the old primary knows
-			_ = second.Release(ctx)
-			return errors.New("the old primary still grants")
-		}
-		return err
-	})
-	if g := second.Grant(); g.Fence <= first.Fence {
-		t.Errorf("after the failover: %+v, before it: %+v", g, first)
-	}
-	unlock(t, second)
 }
 
 // waitReplicas: a lock that no replica has confirmed is not granted, and is released.

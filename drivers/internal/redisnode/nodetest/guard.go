@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -19,13 +18,8 @@ import (
 func (s *suite) guards(t *testing.T) {
 	for name, test := range map[string]func(*testing.T){
 		"a lone instance forgets, and does not vote for a guard": s.guardForgets,
-		"SCRIPT FLUSH is no quarantine and FLUSHALL is":          s.guardFlush,
-		"a server is new, or is not":                             s.guardNew,
 		"what is refused, and in which words":                    s.guardMessages,
-		"a durable server":                                       s.guardDurable,
-		"a node of a quorum":                                     s.guardNode,
 		"a promoted replica":                                     s.guardPromoted,
-		"spaces of keys":                                         s.guardSpaces,
 		"least rights":                                           s.guardRights,
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -171,115 +165,6 @@ func (s *suite) guardForgets(t *testing.T) {
 	}
 }
 
-func (s *suite) guardFlush(t *testing.T) {
-	srv := server.StartFor(t, s.kind)
-	b, h := s.guarded(t, srv, "restart_guard=30s&bootstrap=true")
-	l, err := s.bid(b, "k")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for i := range 3 {
-		run(t, srv, "SCRIPT", "FLUSH")
-		if _, err := s.bid(b, fmt.Sprint("k", i)); err != nil {
-			t.Errorf("after SCRIPT FLUSH: %v", err)
-		}
-	}
-	if n := len(h.Of(quorum.NoticeQuarantined, "")); n != 0 {
-		t.Errorf("%d quarantines", n)
-	}
-	_, _ = l.Renew(context.Background(), &driver.Renewal{TTL: 20 * time.Second}) // it has its marker
-	run(t, srv, "FLUSHALL")
-	_, err = s.bid(b, "k")
-	quarantined(t, err, 30*time.Second, "lost its memory")
-	run(t, srv, "SCRIPT", "FLUSH")
-	_, err = s.bid(b, "k")
-	quarantined(t, err, 30*time.Second, "lost its memory")
-	run(t, srv, "FLUSHALL") // and the marker with it, but not what the client knows
-	run(t, srv, "SCRIPT", "FLUSH")
-	_, err = s.bid(b, "k")
-	quarantined(t, err, 30*time.Second, "lost its memory")
-	other, _ := s.guarded(t, srv, "restart_guard=30s&bootstrap=true")
-	_, err = s.bid(other, "k")
-	quarantined(t, err, 30*time.Second, "lost its memory")
-}
-
-func (s *suite) guardNew(t *testing.T) {
-	srv := server.StartFor(t, s.kind, server.WithClock())
-	fresh := func() { // the server is new again
-		run(t, srv, "FLUSHALL")
-		if err := errors.Join(srv.SetClock(0), srv.RestartEmpty()); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for _, c := range []struct {
-		options string
-		old     bool
-		votes   bool
-	}{
-		{"", false, false},
-		{"", true, false},
-		{"&bootstrap=true", false, true},
-		{"&bootstrap=true", true, true},
-	} {
-		fresh()
-		if c.old { // by its own clock it has been running for a day
-			if err := srv.SetClock(24 * time.Hour); err != nil {
-				t.Fatal(err)
-			}
-			eventually(t, func() error { // it reads its clock now and then
-				if info := fmt.Sprint(run(t, srv, "INFO", "server")); strings.Contains(info, "uptime_in_days:0") {
-					return errors.New("the server is young")
-				}
-				return nil
-			})
-		}
-		b, h := s.guarded(t, srv, "restart_guard=30s"+c.options)
-		_, err := s.bid(b, "k")
-		switch {
-		case c.votes && err != nil:
-			t.Errorf("%+v: %v", c, err)
-		case c.votes:
-			if len(h.Of(quorum.NoticeBootstrapped, "votes at once")) != 1 || len(h.Of(quorum.NoticeQuarantined, "")) != 0 {
-				t.Errorf("%+v: the notices are %+v", c, h.All())
-			}
-		default:
-			quarantined(t, err, 30*time.Second, "new")
-			if len(h.Of(quorum.NoticeBootstrapped, "")) != 0 || len(h.Of(quorum.NoticeQuarantined, "new")) != 1 {
-				t.Errorf("%+v: the notices are %+v", c, h.All())
-			}
-			// An operator's statement does not end a quarantine that has begun.
-			if r, err := b.(quorum.Admin).Bootstrap(context.Background(), &quorum.Bootstrap{}); err == nil && r.Memory != quorum.MemoryKept {
-				t.Errorf("%+v: Bootstrap says %+v", c, r)
-			}
-		}
-	}
-	// Before the first contact a statement counts.
-	fresh()
-	b, _ := s.guarded(t, srv, "restart_guard=30s")
-	if r, err := b.(quorum.Admin).Bootstrap(context.Background(), &quorum.Bootstrap{}); err != nil || r.Memory != quorum.MemoryNew {
-		t.Errorf("Bootstrap: %+v, %v", r, err)
-	}
-	if _, err := s.bid(b, "k"); err != nil {
-		t.Errorf("after Bootstrap: %v", err)
-	}
-	// Many clients contact it at once, and none delays the others.
-	for range 3 {
-		fresh()
-		var wg sync.WaitGroup
-		for i := range 4 {
-			b, h := s.guarded(t, srv, "restart_guard=30s&bootstrap=true")
-			for j := range 4 {
-				wg.Go(func() {
-					if _, err := s.bid(b, fmt.Sprint(i, "/", j)); err != nil {
-						t.Errorf("one of many: %v (%+v)", err, h.All())
-					}
-				})
-			}
-		}
-		wg.Wait()
-	}
-}
-
 func (s *suite) guardMessages(t *testing.T) {
 	all := server.StartFor(t, s.kind,
 		server.WithUser("noinfo on >"+canary+" ~* &* +@all -info"),
@@ -362,180 +247,12 @@ func (s *suite) guardMessages(t *testing.T) {
 	forEver(t, err, "Cluster", "restart_guard=off")
 }
 
-func (s *suite) guardDurable(t *testing.T) {
-	const on = "restart_guard=30s&bootstrap=true&durable=true"
-	always := server.StartFor(t, s.kind, server.WithAppendOnly("always"))
-	b, h := s.guarded(t, always, on)
-	l, err := b.Acquire(context.Background(), s.ask("kept", 20*time.Second))
-	if err != nil {
-		t.Fatal(err)
-	}
-	crash(t, always)
-	if _, err := s.bid(b, "k"); err != nil {
-		t.Errorf("a durable server was restarted: %v", err)
-	}
-	if _, err := s.bid(b, "kept"); !errors.Is(err, driver.ErrHeld) {
-		t.Errorf("its report: %v", err)
-	}
-	if _, err := l.Renew(context.Background(), &driver.Renewal{TTL: 20 * time.Second}); err != nil {
-		t.Errorf("a renewal after the restart: %v", err)
-	}
-	if n := len(h.Of(quorum.NoticeQuarantined, "")); n != 0 {
-		t.Errorf("%d quarantines: %+v", n, h.All())
-	}
-	run(t, always, "FLUSHALL") // durable or not
-	_, err = s.bid(b, "k")
-	quarantined(t, err, 30*time.Second, "lost its memory")
-
-	for _, c := range []struct {
-		option server.Option
-		says   string
-	}{
-		{server.WithAppendOnly("everysec"), "appendfsync always, and it is everysec"},
-		{server.WithSave("3600 1"), "appendonly yes, and it is no"},
-	} {
-		srv := server.StartFor(t, s.kind, c.option, server.WithUser("noconfig on >"+canary+" ~* &* +@all -config"))
-		b, _ := s.guarded(t, srv, on)
-		_, err := s.bid(b, "k")
-		forEver(t, err, "durable=true needs", c.says)
-		believed := s.open(t, s.Scheme+"://noconfig:"+canary+"@"+srv.Addr()+"?"+on)
-		if _, err := s.bid(believed, "k"); err != nil {
-			t.Errorf("where CONFIG is not allowed: %v", err)
-		}
-	}
-}
-
 // partOf makes requests like a quorum of n nodes.
 func partOf(n int, others func() time.Time) *quorum.Info {
 	return &quorum.Info{Terms: quorum.Terms{
 		N: n, Guard: 30 * time.Second, Excuse: 300 * time.Millisecond, Allowance: 100 * time.Millisecond,
 		Quarantine: 30*time.Second + 500*time.Millisecond, Grace: time.Second, Drift: 1,
 	}, OtherClocks: others}
-}
-
-func (s *suite) guardNode(t *testing.T) {
-	srv := server.StartFor(t, s.kind)
-	b := s.open(t, s.url(srv.Addr(), ""))
-	admin := b.(quorum.Admin)
-	var zone time.Duration // how far the other nodes' clocks are ahead; negative: unknown
-	q := partOf(5, func() time.Time {
-		if zone < 0 {
-			return time.Time{}
-		}
-		return time.Now().Add(zone)
-	})
-	bid := func(q *quorum.Info, alter func(*driver.Request)) (driver.Lease, error) {
-		req := s.ask(fmt.Sprint("k", s.owner.Add(1)), 10*time.Second)
-		req.Quorum = q
-		if alter != nil {
-			alter(req)
-		}
-		return b.Acquire(context.Background(), req)
-	}
-	look := func(want quorum.Memory) *quorum.MemoryReport {
-		t.Helper()
-		var r *quorum.MemoryReport
-		var err error
-		eventually(t, func() error {
-			r, err = admin.Bootstrap(context.Background(), &quorum.Bootstrap{Quorum: q, DryRun: true})
-			return err
-		})
-		if err != nil || r.Memory != want || r.Server == "" || time.Since(r.Clock).Abs() > time.Minute {
-			t.Fatalf("it remembers %+v, %v; want %v", r, err, want)
-		}
-		return r
-	}
-
-	look(quorum.MemoryNew)
-	if _, err := admin.Bootstrap(context.Background(), &quorum.Bootstrap{Quorum: q}); err != nil {
-		t.Fatal(err)
-	}
-	look(quorum.MemoryKept)
-	l, err := bid(q, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-
-	// Another number of nodes.
-	_, err = bid(partOf(3, nil), nil)
-	forEver(t, err, "is a node of a quorum of 5, and this one has 3", "dlock bootstrap --nodes", srv.Addr())
-	if _, err := admin.Bootstrap(context.Background(), &quorum.Bootstrap{Quorum: partOf(3, nil)}); err == nil || !strings.Contains(err.Error(), "quorum of 5") {
-		t.Errorf("Bootstrap with another number: %v", err)
-	}
-
-	// A TTL over the guard.
-	_, err = bid(q, func(r *driver.Request) { r.TTL = time.Minute })
-	forEver(t, err, "1m0s is over the restart guard that the node keeps, 30s", "dlock bootstrap --terms")
-
-	// A restart with memory while the other nodes' clocks are unknown: the quarantine does not
-	// begin.
-	run(t, srv, "SAVE")
-	crash(t, srv)
-	zone = -1
-	err = answered(t, func() (driver.Lease, error) { return bid(q, nil) })
-	var r *driver.RefusedError
-	if !errors.As(err, &r) || r.RetryAfter <= 0 || r.RetryAfter > time.Second || !strings.Contains(err.Error(), "other nodes") || r.Clock.IsZero() {
-		t.Fatalf("without the others' clocks: %v", err)
-	}
-	zone = 0
-	_, err = bid(q, nil)
-	quarantined(t, err, 30*time.Second, "was restarted")
-	_, err = bid(q, func(r *driver.Request) { r.ExactFence = uint64(time.Now().UnixMicro()) })
-	quarantined(t, err, 30*time.Second)
-	if _, err := l.Renew(context.Background(), &driver.Renewal{TTL: 10 * time.Second}); err != nil {
-		t.Errorf("a renewal in the quarantine: %v", err)
-	}
-	if err := l.Release(context.Background()); err != nil {
-		t.Errorf("a release in the quarantine: %v", err)
-	}
-
-	// A client with a longer guard uses the server's guard.
-	longer := partOf(5, q.OtherClocks)
-	longer.Guard, longer.Quarantine = 50*time.Second, 51*time.Second
-	_, err = bid(longer, nil)
-	quarantined(t, err, 30*time.Second)
-	_, err = bid(longer, func(r *driver.Request) { r.TTL = 40 * time.Second })
-	forEver(t, err, "40s is over the restart guard that the node keeps, 30s, and this client's restart_guard is 50s")
-
-	// A statement makes the server's guard longer: protections grow at once, and permissions later.
-	for i, state := range []quorum.Statement{quorum.StateTerms, quorum.StateTermsSettled} {
-		if _, err := admin.Bootstrap(context.Background(), &quorum.Bootstrap{Quorum: longer, Statement: state}); err != nil {
-			t.Fatal(err)
-		}
-		r := look(quorum.MemoryKept)
-		if r.Terms == nil || r.Next == nil || r.Terms.Guard != q.Guard || r.Terms.Quarantine != longer.Quarantine || *r.Next != longer.Terms {
-			t.Errorf("the terms are %+v, and next %+v", r.Terms, r.Next)
-		}
-		if left := r.From.Sub(r.Clock); r.From.IsZero() != (i == 0) || i == 1 && (left > longer.Quarantine+longer.Grace || left < longer.Quarantine-10*time.Second) {
-			t.Errorf("they hold from %v, and it is %v", r.From, r.Clock)
-		}
-	}
-
-	// The other nodes' clocks decide its end if they are ahead.
-	run(t, srv, "SAVE")
-	crash(t, srv)
-	zone = time.Hour
-	err = answered(t, func() (driver.Lease, error) { return bid(q, nil) })
-	quarantined(t, err, time.Hour+50*time.Second)
-	// A quarantine that was too long is computed anew.
-	zone = 0
-	_, err = bid(q, nil)
-	quarantined(t, err, 50*time.Second)
-
-	// A quorum of another number of nodes, after a statement.
-	if _, err := admin.Bootstrap(context.Background(), &quorum.Bootstrap{Quorum: partOf(3, q.OtherClocks), Statement: quorum.StateNodes}); err != nil {
-		t.Fatal(err)
-	}
-	_, err = bid(partOf(3, q.OtherClocks), nil)
-	quarantined(t, err, 50*time.Second, "number of nodes was changed")
-	_, err = bid(q, nil)
-	forEver(t, err, "is a node of a quorum of 3, and this one has 5")
-
-	run(t, srv, "FLUSHALL")
-	look(quorum.MemoryFlushed)
-	crash(t, srv)
-	run(t, srv, "FLUSHALL")
-	look(quorum.MemoryNew)
 }
 
 func (s *suite) guardPromoted(t *testing.T) {
@@ -582,36 +299,6 @@ func (s *suite) guardPromoted(t *testing.T) {
 		return nil
 	})
 	quarantined(t, err, 30*time.Second, "another took its place")
-}
-
-func (s *suite) guardSpaces(t *testing.T) {
-	srv := server.StartFor(t, s.kind)
-	h := &drivertest.NoticeLog{}
-	open := func(db int, prefix string) driver.Backend {
-		return s.openWith(t, &driver.Config{DSN: s.url(srv.Addr(), fmt.Sprintf("/%d?restart_guard=30s&bootstrap=true", db)), Prefix: prefix, Notify: h.Add})
-	}
-	var spaces []driver.Backend
-	for db := range 2 {
-		for _, prefix := range []string{"", "a:", "b:"} {
-			b := open(db, prefix)
-			if _, err := s.bid(b, "k"); err != nil { // another's locks say nothing of this one's
-				t.Errorf("the first contact of database %d, prefix %q: %v", db, prefix, err)
-			}
-			spaces = append(spaces, b)
-		}
-	}
-	if n := len(h.Of(quorum.NoticeBootstrapped, "")); n != len(spaces) {
-		t.Errorf("%d of %d were new", n, len(spaces))
-	}
-	run(t, srv, "SAVE")
-	crash(t, srv)
-	for i, b := range spaces { // each by itself: one handshake does not repair another guard
-		_, err := s.bid(b, "k2")
-		quarantined(t, err, 30*time.Second, "was restarted")
-		if n := len(h.Of(quorum.NoticeQuarantined, "")); n != i+1 {
-			t.Errorf("%d quarantines of %d", n, i+1)
-		}
-	}
 }
 
 func (s *suite) guardRights(t *testing.T) {

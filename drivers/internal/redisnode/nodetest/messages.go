@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/url"
 	"strings"
 	"testing"
@@ -15,7 +14,10 @@ import (
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
-const canary = "s3cr3t-canary"
+// Secret is part of every password of these tests.
+const Secret = "s3cr3t"
+
+const canary = Secret + "-canary"
 
 // messages: for every way in which a server refuses or fails, the error says so, is never
 // contention, and shows no password.
@@ -100,44 +102,6 @@ func (s *suite) messages(t *testing.T) {
 			t.Errorf("busy: %v", refused)
 		}
 	})
-}
-
-// hungUp: an error names what ended the connection.
-func (s *suite) hungUp(t *testing.T) {
-	for name, c := range map[string]struct {
-		serve   func(net.Conn)
-		options string
-		says    string
-	}{
-		"the server closes the connection": {func(c net.Conn) { _, _ = c.Read(make([]byte, 1)); _ = c.Close() }, "", "closed the connection"},
-		"the server is silent":             {func(c net.Conn) { <-t.Context().Done(); _ = c.Close() }, "?call_timeout=1s&dial_timeout=300ms", "did not answer in time"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			l, err := net.Listen("tcp", "127.0.0.1:0")
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() { _ = l.Close() })
-			go func() {
-				for {
-					conn, err := l.Accept()
-					if err != nil {
-						return
-					}
-					go c.serve(conn)
-				}
-			}()
-			b := s.open(t, s.url(l.Addr().String(), c.options))
-			for name, ask := range map[string]func() error{
-				"Acquire": func() error { _, err := b.Acquire(t.Context(), s.ask("k", time.Minute)); return err },
-				"Check":   func() error { _, err := b.(driver.Inspector).Check(t.Context()); return err },
-			} {
-				if err := ask(); err == nil || !strings.Contains(err.Error(), c.says) || strings.Contains(err.Error(), "closed network") {
-					t.Errorf("%s: %v does not say %q", name, err, c.says)
-				}
-			}
-		})
-	}
 }
 
 // closedAddr returns an address where nobody listens, until the test ends.

@@ -49,15 +49,12 @@ type test struct {
 // alone are the tests that must run alone: they count goroutines, or depend on a reservation's few
 // milliseconds.
 var alone = tests{
-	adapter: []test{
-		{"ThousandLeasesNeedFewConnections", (*suite).thousand},
-	},
+	adapter: []test{},
 	shared: []test{
 		{"QueueServesFirstComeFirst", steadily((*suite).queueOrder)},
 		{"QueuePassesOverTheDeadAndTheSilent", steadily((*suite).queueDead)},
 		{"QueueForgetsAWaiterThatLeaves", steadily((*suite).queueLeaves)},
 		{"QueueKeepsThePlaceOfAForestalledWaiter", steadily((*suite).queueKeeps)},
-		{"ForeignReleaseWakesAll", steadily((*suite).queueForeign)},
 		{"WithoutTheRightToAQueueReleasesWakeAll", steadily((*suite).queueRefused)},
 	},
 }
@@ -74,10 +71,7 @@ var together = tests{
 		{"SilentSubscriptionIsReplaced", (*suite).silentConnection},
 		{"ConnectingHoldsUpNeitherCallersNorClose", (*suite).hungConnect},
 		{"WrongRepliesEndNoProcess", (*suite).hostile},
-		{"OneWinnerOfAHundredThroughRetriesAndLostReplies", (*suite).oneWinner},
-		{"CloseWaitsForNoLostReply", (*suite).closeAfterLostReply},
 		{"ErrorsSayWhatIsWrong", (*suite).messages},
-		{"ShortDeadlinesBreakNoConnection", (*suite).shortDeadlines},
 		{"DeadlinesHoldOnAnApplicationsClient", (*suite).appDeadlines},
 		{"WaitersShareOneConnection", (*suite).oneSubscriber},
 		{"WithoutPubSubWatchFailsAndSaysSoOnce", (*suite).noPubSub},
@@ -85,7 +79,6 @@ var together = tests{
 		{"InspectorShowsLocksAndNothingElse", (*suite).inspector},
 		{"CallsEndWithTheirContext", (*suite).cancelledCalls},
 		{"InspectionEndsWithItsContext", (*suite).cancelledInspection},
-		{"ErrorsNameWhatEndedTheConnection", (*suite).hungUp},
 		{"ErrorsSayEachFactOnce", func(s *suite, t *testing.T) {
 			srv := server.StartFor(t, s.kind)
 			drivertest.RunErrors(t, s.open(t, s.url(srv.Addr(), "?call_timeout=500ms")), srv.Addr(), srv.Pause, srv.Resume)
@@ -94,20 +87,14 @@ var together = tests{
 	shared: []test{
 		{"IdleWaitersAskNobody", (*suite).idleWaiters},
 		{"ScriptsTouchOnlyTheirKeys", (*suite).declaredKeys},
-		{"SentinelFailover", (*suite).sentinel},
-		{"AcquiresThroughJitterLeaveNoKey", (*suite).jitter},
 		{"CleanUpOutlivesAnOutage", (*suite).cleanUpAfterOutage},
-		{"StartedCallsDoWhatBlockingOnesDo", (*suite).starting},
 		{"FlushedScriptsAreLoadedAgain", (*suite).scriptFlush},
-		{"RestartedServerIsAnotherServer", (*suite).restart},
 		{"CheckNamesWhatIsUnsafe", (*suite).check},
 		{"CountersEndAndTokensRise", (*suite).countersEnd},
 		{"CounterAtItsEndRefuses", (*suite).counterAtItsEnd},
 		{"ReleasesThatNobodyWaitsForAreNotAnnounced", (*suite).silentRelease},
-		{"ForeignValueOfManyMiBIsNotSentBack", (*suite).hugeValue},
 		{"ForeignLibraryGetsItsTurnInAGap", (*suite).foreignGap},
 		{"TokensRiseWhateverTheCounterHolds", (*suite).tokens},
-		{"ForeignLockExcludesAndIsExcluded", (*suite).foreign},
 		{"ForeignHolderIsPolledQuickly", (*suite).foreignHolder},
 	},
 }
@@ -350,42 +337,6 @@ func (s *suite) conformance(t *testing.T) {
 	redlocktest.Run(t, h)
 }
 
-func (s *suite) oneWinner(t *testing.T) {
-	srv := server.StartFor(t, s.kind)
-	const clients, each = 10, 10
-	var backends [clients]driver.Backend
-	var proxies [clients]*fault.Proxy
-	for i := range backends {
-		proxies[i] = fault.NewProxy(t, srv.Addr())
-		backends[i] = s.app(t, proxies[i].Addr(), 20*time.Second).Backend
-		s.warm(t, backends[i])
-	}
-	for round := range 5 {
-		key := fmt.Sprintf("prize%d", round)
-		for _, p := range proxies {
-			p.CutReplies(1)
-		}
-		var won, unknown atomic.Int64
-		var wg sync.WaitGroup
-		for i := range clients * each {
-			wg.Go(func() {
-				_, err := backends[i%clients].Acquire(context.Background(), s.ask(key, time.Minute))
-				switch {
-				case err == nil:
-					won.Add(1)
-				case !errors.Is(err, driver.ErrHeld):
-					unknown.Add(1)
-				}
-			})
-		}
-		wg.Wait()
-		// A retry finds its own attempt, so a lost reply does not lose the only grant.
-		if won.Load() != 1 || unknown.Load() != 0 {
-			t.Errorf("%d winners and %d unknown outcomes, want one and none", won.Load(), unknown.Load())
-		}
-	}
-}
-
 func (s *suite) app(t testing.TB, addr string, callTimeout time.Duration) *App {
 	t.Helper()
 	a, err := s.App(addr, callTimeout)
@@ -451,82 +402,6 @@ func (s *suite) appDeadlines(t *testing.T) {
 	noLocks(t, srv)
 }
 
-func (s *suite) jitter(t *testing.T) {
-	srv := server.StartFor(t, s.kind)
-	p := fault.NewProxy(t, srv.Addr())
-	b := s.open(t, s.url(p.Addr(), ""))
-	s.warm(t, b)
-	p.Delay(fault.ToServer, 10*time.Millisecond, 30*time.Millisecond)
-	var wg sync.WaitGroup
-	var timedOut atomic.Int64
-	for i := range 1000 {
-		wg.Go(func() {
-			ctx, cancel := context.WithTimeout(context.Background(), time.Duration(15+i%30)*time.Millisecond)
-			defer cancel()
-			l, err := b.Acquire(ctx, s.ask(fmt.Sprintf("j%d", i), time.Minute))
-			if err != nil {
-				timedOut.Add(1)
-				return
-			}
-			if err := l.Release(ctx); err != nil {
-				timedOut.Add(1) // the error says that the lock may stay until its TTL ends
-			}
-		})
-	}
-	wg.Wait()
-	if timedOut.Load() == 0 {
-		t.Error("every call was in time: nothing was tested")
-	}
-	if err := b.Close(); err != nil { // brings the clean-up to its end
-		t.Error(err)
-	}
-	noLocks(t, srv)
-}
-
-// closeAfterLostReply: after a lost reply Close does not wait if the server answers: the next
-// answer shows what took effect, and a restarted server has no earlier requests.
-func (s *suite) closeAfterLostReply(t *testing.T) {
-	const callTimeout = 20 * time.Second
-	for name, c := range map[string]func(t *testing.T, b driver.Backend, p *fault.Proxy, srv *server.Server){
-		"found by the second try": func(t *testing.T, b driver.Backend, p *fault.Proxy, _ *server.Server) {
-			p.CutReplies(1)
-			unlock(t, s.lock(t, b, "k", time.Minute))
-		},
-		"undone": func(t *testing.T, b driver.Backend, p *fault.Proxy, _ *server.Server) {
-			p.CutReplies(1)
-			ctx, cancel := context.WithCancel(context.Background())
-			p.Delay(fault.ToServer, 20*time.Millisecond, 0)
-			time.AfterFunc(10*time.Millisecond, cancel)
-			if l, err := b.Acquire(ctx, s.ask("k", time.Minute)); err == nil {
-				unlock(t, l)
-			}
-		},
-		"a server started anew": func(t *testing.T, b driver.Backend, _ *fault.Proxy, srv *server.Server) {
-			if err := srv.RestartEmpty(); err != nil {
-				t.Fatal(err)
-			}
-			unlock(t, s.lockSoon(t, b, "k", time.Minute))
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			srv := server.StartFor(t, s.kind)
-			p := fault.NewProxy(t, srv.Addr())
-			b := s.open(t, s.url(p.Addr(), fmt.Sprintf("?call_timeout=%v", callTimeout)))
-			s.warm(t, b)
-			c(t, b, p, srv)
-			start := time.Now()
-			if err := b.Close(); err != nil {
-				t.Errorf("Close: %v", err)
-			}
-			if d := time.Since(start); d > callTimeout/2 {
-				t.Errorf("Close took %v: it waited for a call that could not take effect any more", d)
-			}
-			noLocks(t, srv)
-		})
-	}
-}
-
 // cleanUpAfterOutage: an attempt took effect, and for longer than the tries of a release take,
 // nothing else passed. Its lock is freed when the server can be reached again.
 func (s *suite) cleanUpAfterOutage(t *testing.T) {
@@ -565,29 +440,6 @@ func (s *suite) cleanUpAfterOutage(t *testing.T) {
 	noLocks(t, srv)
 }
 
-func (s *suite) foreign(t *testing.T) {
-	srv := server.StartFor(t, s.kind)
-	b := s.open(t, s.url(srv.Addr(), ""))
-	if _, err := srv.Do("SET", "theirs", "redsync's value", "NX", "PX", "60000"); err != nil {
-		t.Fatal(err)
-	}
-	var held *driver.HeldError
-	if _, err := b.Acquire(context.Background(), s.ask("theirs", time.Minute)); !errors.As(err, &held) {
-		t.Fatalf("a foreign lock: %v", err)
-	}
-	if held.Holder != "redsync's value" || !held.Since.IsZero() || held.RetryAfter <= 0 || held.Clock.IsZero() || held.Server == "" {
-		t.Errorf("a foreign lock's holder: %+v", held)
-	}
-	l := s.lock(t, b, "ours", time.Minute)
-	if reply, err := srv.Do("SET", "ours", "v", "NX", "PX", "60000"); err != nil || reply != nil {
-		t.Errorf("SET NX on our lock: %v, %v", reply, err)
-	}
-	unlock(t, l)
-	if reply, err := srv.Do("SET", "ours", "v", "NX", "PX", "60000"); err != nil || reply == nil {
-		t.Errorf("SET NX after our release: %v, %v", reply, err)
-	}
-}
-
 func (s *suite) scriptFlush(t *testing.T) {
 	srv := server.StartFor(t, s.kind)
 	b := s.open(t, s.url(srv.Addr(), ""))
@@ -606,31 +458,6 @@ func (s *suite) scriptFlush(t *testing.T) {
 		if err := step(); err != nil {
 			t.Error(err)
 		}
-	}
-}
-
-func (s *suite) restart(t *testing.T) {
-	srv := server.StartFor(t, s.kind)
-	b := s.open(t, s.url(srv.Addr(), ""))
-	l := s.lock(t, b, "k", time.Minute)
-	first := l.Grant()
-	if err := srv.RestartEmpty(); err != nil {
-		t.Fatal(err)
-	}
-	var lost error
-	eventually(t, func() error {
-		_, lost = l.Renew(context.Background(), &driver.Renewal{TTL: time.Minute})
-		if lost == nil || !errors.Is(lost, driver.ErrLost) {
-			return fmt.Errorf("renewal after the server forgot: %w", lost)
-		}
-		return nil
-	})
-	second := s.lockSoon(t, b, "k", time.Minute).Grant()
-	if second.Server == first.Server || second.Server == "" {
-		t.Errorf("Server is %q before a restart and %q after", first.Server, second.Server)
-	}
-	if second.Fence <= first.Fence {
-		t.Errorf("token %d follows %d", second.Fence, first.Fence)
 	}
 }
 
