@@ -20,7 +20,6 @@ type client struct {
 	inner any  // the *redis.Client or *redis.ClusterClient that it is, or wraps
 	once  bool // it never retries: after a dial error nothing was sent
 	own   bool // Close closes it
-	boxes boxes
 
 	reloading atomic.Pointer[reloading] // the reload that is under way
 	reloaded  atomic.Int64              // when the last reload ended, as a Unix time in ns
@@ -36,22 +35,18 @@ func (c *client) Exec(ctx context.Context, calls []*redisnode.Call) {
 	if len(calls) == 1 && calls[0].Behind == "" && calls[0].Replicas == 0 {
 		cmd := c.command(ctx, calls[0])
 		_ = c.redis.Process(ctx, cmd) // cmd has the error
-		read(calls[0], cmd)
-		c.finish(calls[0])
+		calls[0].Read(c.result(cmd))
+		c.reload(calls[0].Err)
 		return
 	}
 	pipe := c.redis.Pipeline()
-	replies := make([]func(), len(calls))
+	sent := make([]int, len(calls)) // commands of each call
 	for i, call := range calls {
-		switch {
-		case call.Behind != "":
-			replies[i] = c.behind(ctx, pipe, call)
-		case call.Replicas > 0:
-			replies[i] = c.replicated(ctx, pipe, call)
-		default:
-			cmd := c.queue(ctx, pipe, call)
-			replies[i] = func() { read(call, cmd) }
-		}
+		before, after := call.Around()
+		do(ctx, pipe, before)
+		_ = pipe.Process(ctx, c.command(ctx, call)) // the pipeline keeps it until Exec
+		do(ctx, pipe, after)
+		sent[i] = len(before) + 1 + len(after)
 	}
 	cmds, err := pipe.Exec(ctx) // each command has its own error,
 	for _, cmd := range cmds {
@@ -60,8 +55,26 @@ func (c *client) Exec(ctx context.Context, calls []*redisnode.Call) {
 		}
 	}
 	for i, call := range calls {
-		replies[i]()
-		c.finish(call)
+		replies, errs := make([]any, sent[i]), make([]error, sent[i])
+		for j, cmd := range cmds[:sent[i]] {
+			replies[j], errs[j] = c.result(cmd.(*redis.Cmd))
+		}
+		if cmds = cmds[sent[i]:]; sent[i] == 1 {
+			call.Read(replies[0], errs[0])
+		} else {
+			call.ReadAll(replies, errs)
+		}
+		c.reload(call.Err)
+	}
+}
+
+func do(ctx context.Context, pipe redis.Pipeliner, commands [][]string) {
+	for _, words := range commands {
+		args := make([]any, len(words))
+		for i, w := range words {
+			args[i] = w
+		}
+		pipe.Do(ctx, args...)
 	}
 }
 
@@ -69,132 +82,46 @@ func (c *client) Exec(ctx context.Context, calls []*redisnode.Call) {
 // and a pointer none; but hooks of an application's client could not read a pointer.
 func (c *client) command(ctx context.Context, call *redisnode.Call) *redis.Cmd {
 	args := make([]any, 0, 3+len(call.Keys)+len(call.Args))
-	add := func(s *string, repeated bool) {
-		switch {
-		case c.own:
+	add := func(s *string) {
+		if c.own {
 			args = append(args, s)
-		case repeated:
-			args = append(args, c.boxes.of(*s))
-		default:
+		} else {
 			args = append(args, *s)
 		}
 	}
 	if call.Text != "" {
 		args = append(args, "eval")
-		add(&call.Text, false)
+		add(&call.Text)
 	} else {
 		args = append(args, "evalsha")
-		add(&call.SHA, true)
+		add(&call.SHA)
 	}
 	args = append(args, len(call.Keys))
 	for i := range call.Keys {
 		if i == 0 {
 			args = append(args, call.Keys[i]) // a Cluster needs it to find the slot
 		} else {
-			add(&call.Keys[i], i > 1) // arguments that all locks of a server share
+			add(&call.Keys[i])
 		}
 	}
 	for i := range call.Args {
-		add(&call.Args[i], call.Repeated>>i&1 != 0)
+		add(&call.Args[i])
 	}
 	cmd := redis.NewCmd(ctx, args...)
 	cmd.SetFirstKeyPos(3)
 	return cmd
 }
 
-// boxes caches interfaces of frequent strings. A string whose place is taken gets a new interface.
-type boxes [64]atomic.Pointer[any]
-
-func (b *boxes) of(s string) any {
-	if s == "" {
-		return s
-	}
-	at := &b[(uint(len(s))*7+uint(s[0])*5+uint(s[len(s)-1])*3+uint(s[len(s)/2]))%uint(len(b))]
-	if box := at.Load(); box != nil && *box == any(s) {
-		return *box
-	}
-	var box any = s
-	at.Store(&box)
-	return box
-}
-
-func (c *client) queue(ctx context.Context, pipe redis.Pipeliner, call *redisnode.Call) *redis.Cmd {
-	cmd := c.command(ctx, call)
-	_ = pipe.Process(ctx, cmd) // the pipeline keeps it until Exec
-	return cmd
-}
-
-// replicated sends a call, followed by WAIT.
-func (c *client) replicated(ctx context.Context, pipe redis.Pipeliner, call *redisnode.Call) (reply func()) {
-	cmd := c.queue(ctx, pipe, call)
-	wait := redis.NewCmd(ctx, "wait", call.Replicas, call.Patience.Milliseconds())
-	_ = pipe.Process(ctx, wait)
-	return func() {
-		if read(call, cmd); call.Err == nil {
-			call.Acked, call.Err = wait.Int64()
-		}
-	}
-}
-
-// behind sends a call in a transaction; see redisnode.Call. The first error has the reason: the
-// error of EXEC says only that there was one.
-func (c *client) behind(ctx context.Context, pipe redis.Pipeliner, call *redisnode.Call) (reply func()) {
-	before, after := redisnode.Transaction(call.Behind)
-	var cmds []*redis.Cmd
-	for _, words := range before {
-		cmds = append(cmds, do(ctx, pipe, words))
-	}
-	cmds = append(cmds, c.queue(ctx, pipe, call))
-	exec := do(ctx, pipe, after)
-	return func() {
-		for _, cmd := range cmds {
-			if call.Err = cmd.Err(); call.Err != nil {
-				return
-			}
-		}
-		list, err := exec.Slice()
-		if err != nil || len(list) == 0 {
-			call.Err = err
-			return
-		}
-		switch reply := list[len(list)-1].(type) {
-		case []any:
-			call.Reply = reply
-		case error:
-			call.Err = reply
-		}
-	}
-}
-
-func do(ctx context.Context, pipe redis.Pipeliner, words []string) *redis.Cmd {
-	args := make([]any, len(words))
-	for i, w := range words {
-		args[i] = w
-	}
-	return pipe.Do(ctx, args...)
-}
-
-// read reads the reply to a call: a number, or a list.
-func read(call *redisnode.Call, cmd *redis.Cmd) {
+// result returns a command's reply and error; in a transaction the reply may have an error.
+func (c *client) result(cmd *redis.Cmd) (any, error) {
 	reply, err := cmd.Result()
-	switch reply := reply.(type) {
-	case int64:
-		call.Number = reply
-	case []any:
-		call.Reply = reply
-	default:
-		if err == nil {
-			_, err = cmd.Slice() // makes an error that names the reply's type
+	list, _ := reply.([]any)
+	for i := range list {
+		if err, ok := list[i].(error); ok {
+			list[i] = c.translate(err)
 		}
 	}
-	call.Err = err
-}
-
-func (c *client) finish(call *redisnode.Call) {
-	if call.Err != nil {
-		call.Err = c.translate(call.Err)
-		c.reload(call.Err)
-	}
+	return reply, c.translate(err)
 }
 
 // reload makes the library reload the slots of a Cluster in the background: after a node's error

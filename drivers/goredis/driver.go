@@ -35,31 +35,22 @@ func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 // open makes a client that obeys deadlines and never retries: the driver retries where it is
 // harmless.
 func open(t *redisurl.Target, conns *resp.Conns) redis.UniversalClient {
-	const never = -1
-	switch t.Topology {
-	case redisurl.Sentinel:
-		return redis.NewFailoverClient(&redis.FailoverOptions{
-			MasterName: t.Master, SentinelAddrs: t.Addrs,
-			SentinelUsername: t.SentinelUser, SentinelPassword: t.SentinelPassword,
-			Username: t.User, Password: t.Password, DB: t.DB, TLSConfig: t.TLS,
-			Protocol: 2, MaxRetries: never, ContextTimeoutEnabled: true, DisableIdentity: true,
-			DialTimeout: t.DialTimeout, ReadTimeout: t.CallTimeout, WriteTimeout: t.CallTimeout,
-			PoolSize: t.PoolSize, Dialer: dial(t, conns),
-		})
-	case redisurl.Cluster:
-		return redis.NewClusterClient(&redis.ClusterOptions{
-			Addrs: t.Addrs, Username: t.User, Password: t.Password, TLSConfig: t.TLS,
-			Protocol: 2, MaxRetries: never, ContextTimeoutEnabled: true, DisableIdentity: true,
-			DialTimeout: t.DialTimeout, ReadTimeout: t.CallTimeout, WriteTimeout: t.CallTimeout,
-			PoolSize: t.PoolSize, Dialer: dial(t, conns),
-		})
-	}
-	return redis.NewClient(&redis.Options{
-		Network: t.Network, Addr: t.Addrs[0], Username: t.User, Password: t.Password, DB: t.DB, TLSConfig: t.TLS,
-		Protocol: 2, MaxRetries: never, ContextTimeoutEnabled: true, DisableIdentity: true,
+	o := &redis.UniversalOptions{
+		Addrs: t.Addrs, MasterName: t.Master, SentinelUsername: t.SentinelUser, SentinelPassword: t.SentinelPassword,
+		Username: t.User, Password: t.Password, DB: t.DB, TLSConfig: t.TLS,
+		Protocol: 2, MaxRetries: -1, ContextTimeoutEnabled: true, DisableIdentity: true,
 		DialTimeout: t.DialTimeout, ReadTimeout: t.CallTimeout, WriteTimeout: t.CallTimeout,
 		PoolSize: t.PoolSize, Dialer: dial(t, conns),
-	})
+	}
+	switch t.Topology {
+	case redisurl.Sentinel:
+		return redis.NewFailoverClient(o.Failover())
+	case redisurl.Cluster:
+		return redis.NewClusterClient(o.Cluster())
+	}
+	single := o.Simple()
+	single.Network = t.Network
+	return redis.NewClient(single)
 }
 
 // dial returns a function that makes connections, whose replies are checked.

@@ -1,6 +1,7 @@
 package valkeygo
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"reflect"
@@ -81,7 +82,7 @@ func New(c valkey.Client, o *Options) (*Backend, error) {
 	}
 	cluster, failover := kind(c)
 	node, err := redisnode.New(redisnode.Config{
-		Client: &client{valkey: c}, Name: "valkey", Addr: "valkey://" + strings.Join(addresses(c), ","), Prefix: o.Prefix,
+		Client: &client{valkey: c, life: context.Background()}, Name: "valkey", Addr: "valkey://" + strings.Join(addresses(c), ","), Prefix: o.Prefix,
 		CallTimeout: o.CallTimeout, Notify: o.Notify,
 		Guard: o.RestartGuard, Bootstrap: o.Bootstrap, Durable: o.Durable, WaitReplicas: o.WaitReplicas, ForeignGap: o.ForeignGap, DB: o.DB,
 		Cluster: cluster, Failover: failover,

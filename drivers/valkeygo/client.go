@@ -31,18 +31,10 @@ type client struct {
 	life context.Context // of its connections, if the driver made it
 	end  context.CancelFunc
 
-	mu     sync.Mutex
+	mu     sync.Mutex // held while it connects, so that callers wait for one attempt
 	valkey valkey.Client
-	making *making // the attempt that is under way
-	made   time.Time
-	closed bool
-}
-
-// making is an attempt to connect for which several callers wait.
-type making struct {
-	done   chan struct{}
-	valkey valkey.Client
-	err    error
+	made   time.Time // when the last attempt to connect ended…
+	err    error     // …and its error
 }
 
 var _ redisnode.Client = (*client)(nil)
@@ -144,47 +136,27 @@ func (m *mortal) Close() error {
 // get returns the library's client. Making one connects; an error says that nothing
 // was sent, and the next call tries again.
 func (c *client) get() (valkey.Client, error) {
-	c.mu.Lock()
-	m := c.making
-	switch {
-	case c.closed:
-		c.mu.Unlock()
-		return nil, redisnode.NotSent(driver.ErrClosed)
-	case c.valkey != nil:
-		defer c.mu.Unlock()
-		return c.valkey, nil
-	case m != nil:
-		c.mu.Unlock()
-		<-m.done
-		return m.valkey, m.err
-	}
-	m = &making{done: make(chan struct{})}
-	c.making = m
-	c.mu.Unlock()
-	m.valkey, m.err = c.connect()
-
+	began := time.Now()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.making = nil
-	if m.err == nil && c.closed {
-		m.valkey.Close()
-		m.valkey, m.err = nil, redisnode.NotSent(driver.ErrClosed)
+	switch {
+	case c.life.Err() != nil:
+		return nil, redisnode.NotSent(driver.ErrClosed)
+	case c.valkey != nil:
+		return c.valkey, nil
+	case c.err != nil && c.made.After(began): // the attempt for which it waited has failed
+		return nil, c.err
 	}
-	c.valkey, c.made = m.valkey, time.Now()
-	close(m.done)
-	return m.valkey, m.err
-}
-
-func (c *client) connect() (valkey.Client, error) {
-	v, err := valkey.NewClient(c.options)
+	c.valkey, c.err = valkey.NewClient(c.options)
+	c.made = time.Now()
 	var reply *valkey.ValkeyError
 	switch {
-	case errors.As(err, &reply):
-		return nil, redisnode.Reply(reply.Error(), c.secrets()...)
-	case err != nil:
-		return nil, redisnode.NotSent(err)
+	case errors.As(c.err, &reply):
+		c.valkey, c.err = nil, c.translate(c.err)
+	case c.err != nil:
+		c.valkey, c.err = nil, redisnode.NotSent(c.err)
 	}
-	return v, nil
+	return c.valkey, c.err
 }
 
 // secrets are the passwords that an error reply may quote.
@@ -236,57 +208,32 @@ func inCluster(v valkey.Client) bool { cluster, _ := kind(v); return cluster }
 // pipeline runs calls in one round trip.
 func (c *client) pipeline(ctx context.Context, v valkey.Client, calls []*redisnode.Call) {
 	cmds := make(valkey.Commands, 0, len(calls))
-	for _, call := range calls {
-		if call.Behind == "" {
-			cmds = append(cmds, command(v, call))
-			if call.Replicas > 0 {
-				cmds = append(cmds, v.B().Wait().Numreplicas(int64(call.Replicas)).Timeout(call.Patience.Milliseconds()).Build())
-			}
-			continue
-		}
-		before, after := redisnode.Transaction(call.Behind)
-		for _, words := range before {
+	sent := make([]int, len(calls)) // commands of each call
+	arbitrary := func(commands [][]string) {
+		for _, words := range commands {
 			cmds = append(cmds, v.B().Arbitrary(words...).Build())
 		}
-		cmds = append(cmds, command(v, call), v.B().Arbitrary(after...).Build())
+	}
+	for i, call := range calls {
+		before, after := call.Around()
+		arbitrary(before)
+		cmds = append(cmds, command(v, call))
+		arbitrary(after)
+		sent[i] = len(before) + 1 + len(after)
 	}
 	results := v.DoMulti(ctx, cmds...)
-	for _, call := range calls {
-		if call.Behind == "" {
+	for i, call := range calls {
+		if sent[i] == 1 {
 			c.finish(call, results[0])
-			results = results[1:]
-			if call.Replicas > 0 {
-				var err error
-				if call.Acked, err = results[0].AsInt64(); call.Err == nil {
-					call.Err = c.translate(err)
-				}
-				results = results[1:]
+		} else {
+			replies, errs := make([]any, sent[i]), make([]error, sent[i])
+			for j, result := range results[:sent[i]] {
+				replies[j], errs[j] = c.reply(result)
 			}
-			continue
+			call.ReadAll(replies, errs)
 		}
-		c.finishBehind(call, results[:4])
-		results = results[4:]
+		results = results[sent[i]:]
 	}
-}
-
-// finishBehind reads the replies to a call in a transaction. The first error has the reason:
-// the error of EXEC says only that there was one.
-func (c *client) finishBehind(call *redisnode.Call, results []valkey.ValkeyResult) {
-	exec := results[len(results)-1]
-	for _, result := range results {
-		if err := result.Error(); err != nil {
-			call.Err = c.translate(err)
-			return
-		}
-	}
-	list, err := exec.ToArray()
-	if err != nil || len(list) == 0 {
-		call.Err = c.translate(err)
-		return
-	}
-	script := list[len(list)-1]
-	reply, err := script.ToArray()
-	c.read(call, reply, err)
 }
 
 func command(v valkey.Client, call *redisnode.Call) valkey.Completed {
@@ -302,22 +249,25 @@ func (c *client) finish(call *redisnode.Call, result valkey.ValkeyResult) {
 		call.Number, _ = m.AsInt64()
 		return
 	}
-	list, err := result.ToArray()
-	c.read(call, list, err)
+	call.Read(c.reply(result))
 }
 
-func (c *client) read(call *redisnode.Call, list []valkey.ValkeyMessage, err error) {
+func (c *client) reply(result valkey.ValkeyResult) (any, error) {
+	m, err := result.ToMessage()
 	if err != nil {
-		call.Err = c.translate(err)
-		return
+		return nil, c.translate(err)
 	}
-	call.Reply = make([]any, len(list))
+	reply := plain(&m)
+	list, _ := reply.([]any)
 	for i := range list {
-		call.Reply[i] = plain(&list[i])
+		if err, ok := list[i].(error); ok {
+			list[i] = c.translate(err)
+		}
 	}
+	return reply, nil
 }
 
-// plain converts a message to a string, an int64 or a list.
+// plain converts a message to a string, an int64, a list or an error.
 func plain(m *valkey.ValkeyMessage) any {
 	if n, err := m.AsInt64(); m.IsInt64() && err == nil {
 		return n
@@ -331,6 +281,9 @@ func plain(m *valkey.ValkeyMessage) any {
 			out[i] = plain(&list[i])
 		}
 		return out
+	}
+	if err := m.Error(); err != nil && !valkey.IsValkeyNil(err) {
+		return err // within a transaction
 	}
 	if m.IsMap() {
 		var out []any
@@ -383,16 +336,14 @@ func (c *client) Servers(ctx context.Context) (servers []redisnode.Server, err e
 // Close closes a client that the driver made: its connections first, so that the library does
 // not wait for them.
 func (c *client) Close() error {
-	c.mu.Lock()
-	c.closed = true
-	v := c.valkey
-	c.mu.Unlock()
 	if !c.own {
 		return nil
 	}
 	c.end()
-	if v != nil {
-		v.Close()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.valkey != nil {
+		c.valkey.Close()
 	}
 	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
@@ -24,8 +25,6 @@ type Call struct {
 	// after the script, on the same connection, for at most Patience.
 	Replicas int
 	Patience time.Duration
-	// Repeated has a bit for each of Args, from the lowest, that is the same in most calls.
-	Repeated uint8
 
 	Reply  []any // strings, int64s, nil and lists of them…
 	Number int64 // …or, if Reply is nil, a number
@@ -84,10 +83,57 @@ func (c *Call) prolong() bool {
 // answered is a closed channel, the done of a call that nobody waited for.
 var answered = func() chan struct{} { c := make(chan struct{}); close(c); return c }()
 
-// Transaction returns the commands before and after a script with Behind set, which leave no
-// lasting write. The reply of the last command is a list that ends with the script's reply.
-func Transaction(behind string) (before [2][]string, after []string) {
-	return [2][]string{{"MULTI"}, {"SET", behind, "", "PX", "1"}}, []string{"EXEC"}
+// Around returns the commands that go before and after the script, in the same round trip. A
+// transaction with Behind leaves no lasting write.
+func (c *Call) Around() (before, after [][]string) {
+	switch {
+	case c.Behind != "":
+		return [][]string{{"MULTI"}, {"SET", c.Behind, "", "PX", "1"}}, [][]string{{"EXEC"}}
+	case c.Replicas > 0:
+		return nil, [][]string{{"WAIT", strconv.Itoa(c.Replicas), strconv.FormatInt(c.Patience.Milliseconds(), 10)}}
+	}
+	return nil, nil
+}
+
+// Read reads the reply to a script without other commands: an int64 or a list. An error is the one of
+// the client library, with error replies as a ServerError.
+func (c *Call) Read(reply any, err error) {
+	c.Err = err
+	switch reply := reply.(type) {
+	case int64:
+		c.Number = reply
+	case []any:
+		c.Reply = reply
+	case error: // within a transaction
+		c.Err = reply
+	default:
+		if err == nil {
+			c.Err = errGarbled
+		}
+	}
+}
+
+// ReadAll reads the replies to a script and to the commands around it, each with its error.
+func (c *Call) ReadAll(replies []any, errs []error) {
+	if c.Replicas > 0 {
+		if c.Read(replies[0], errs[0]); c.Err == nil {
+			c.Acked, _ = number(replies, 1)
+			c.Err = errs[1]
+		}
+		return
+	}
+	for _, err := range errs { // the first has the reason: that of EXEC says only that there was one
+		if err != nil {
+			c.Err = err
+			return
+		}
+	}
+	list, _ := replies[len(replies)-1].([]any)
+	if len(list) == 0 {
+		c.Err = errGarbled
+		return
+	}
+	c.Read(list[len(list)-1], nil)
 }
 
 // A ServerError is an error reply of a server: "NOSCRIPT No matching script."

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -29,53 +30,40 @@ type wire struct {
 
 func (w *wire) Exec(ctx context.Context, calls []*Call) {
 	pipe := w.before(calls).Pipeline()
-	for _, c := range calls {
-		args := make([]any, len(c.Args))
-		for i, a := range c.Args {
-			args[i] = a
+	sent := make([]int, len(calls))
+	for i, c := range calls {
+		before, after := c.Around()
+		args := append([]any{"evalsha", c.SHA, len(c.Keys)}, anys(append(slices.Clone(c.Keys), c.Args...))...)
+		if c.Text != "" {
+			args[0], args[1] = "eval", c.Text
 		}
-		eval := func() *redis.Cmd {
-			if c.Text != "" {
-				return pipe.Eval(ctx, c.Text, c.Keys, args...)
-			}
-			return pipe.EvalSha(ctx, c.SHA, c.Keys, args...)
-		}
-		if c.Behind == "" {
-			defer func(cmd *redis.Cmd) {
-				if n, err := cmd.Int64(); err == nil {
-					c.Number = n
-					return
-				}
-				c.Reply, c.Err = cmd.Slice()
-				c.Err = serverError(c.Err)
-			}(eval())
-			continue
-		}
-		before, after := Transaction(c.Behind)
-		var cmds []*redis.Cmd
 		for _, words := range before {
-			cmds = append(cmds, pipe.Do(ctx, anys(words)...))
+			pipe.Do(ctx, anys(words)...)
 		}
-		cmds = append(cmds, eval(), pipe.Do(ctx, anys(after)...))
-		defer func() {
-			for _, cmd := range cmds {
-				if c.Err = serverError(cmd.Err()); c.Err != nil {
-					return
-				}
-			}
-			list, _ := cmds[len(cmds)-1].Slice()
-			switch last := list[len(list)-1].(type) {
-			case []any:
-				c.Reply = last
-			case error:
-				c.Err = serverError(last)
-			}
-		}()
+		pipe.Do(ctx, args...)
+		for _, words := range after {
+			pipe.Do(ctx, anys(words)...)
+		}
+		sent[i] = len(before) + 1 + len(after)
 	}
 	cmds, err := pipe.Exec(ctx)
-	for _, cmd := range cmds {
-		if cmd := cmd.(*redis.Cmd); cmd.Err() == nil && cmd.Val() == nil {
-			cmd.SetErr(err) // see package goredis
+	for i, c := range calls {
+		replies, errs := make([]any, sent[i]), make([]error, sent[i])
+		for j, cmd := range cmds[:sent[i]] {
+			if cmd.Err() == nil && cmd.(*redis.Cmd).Val() == nil {
+				cmd.SetErr(err) // see package goredis
+			}
+			replies[j], errs[j] = cmd.(*redis.Cmd).Val(), serverError(cmd.Err())
+			if list, ok := replies[j].([]any); ok && len(list) > 0 {
+				if err, ok := list[len(list)-1].(error); ok {
+					list[len(list)-1] = serverError(err)
+				}
+			}
+		}
+		if cmds = cmds[sent[i]:]; sent[i] == 1 {
+			c.Read(replies[0], errs[0])
+		} else {
+			c.ReadAll(replies, errs)
 		}
 	}
 }

@@ -39,7 +39,7 @@ func (n *Node) lookup(ctx context.Context, key string) (*driver.State, error) {
 	pttl, _ := number(a.Reply, 3)
 	waiters, _ := number(a.Reply, 4)
 	if now.IsZero() {
-		pttl = -2
+		return nil, errGarbled
 	}
 	s := stateOf(key, value, pttl, counter, waiters)
 	s.Queue = queue(a.Reply)

@@ -164,7 +164,7 @@ func (f *router) aim(p *process, r *request) (*answer, error) {
 		a, room = &answer{}, nil
 	}
 	r.sent = a
-	a.SHA, a.Keys, a.Args, a.Repeated = sha, r.keys, r.script.args(p, room), repeated[r.op]
+	a.SHA, a.Keys, a.Args = sha, r.keys, r.script.args(p, room)
 	a.process, a.guard, a.request, a.sent = p, g, r, time.Now()
 	if r.op.Perishable() {
 		a.Replicas, a.Patience = f.guard.cfg.WaitReplicas, f.guard.cfg.CallTimeout/2
@@ -174,10 +174,6 @@ func (f *router) aim(p *process, r *request) (*answer, error) {
 	}
 	return a, nil
 }
-
-// repeated says which ARGV are the same in most calls: for acquire PX and the counter's life,
-// for release the way to count waiters, and the beginning of their channels.
-var repeated = [lua.Ops]uint8{lua.Acquire: 1<<2 | 1<<4, lua.Release: 1<<0 | 1<<2}
 
 // errHandshake says that a script must be called again after a handshake.
 var errHandshake = errors.New("a handshake must come first")
