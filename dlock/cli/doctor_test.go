@@ -223,9 +223,6 @@ var misconfigurations = map[string]misconfiguration{
 	}), deep},
 
 	"fsync": {"fsync unsafe off", alone(server.KindPostgres, ""), long},
-	"notes of PostgreSQL": {"ignored-parameter note,version note", func(w *world) (string, mender) {
-		return with(server.Postgres(w.t).URL(), "keepalives_idle=30"), nil
-	}, deep},
 	"pooler": {"pooler unsafe", func(w *world) (string, mender) {
 		return server.PgBouncer(w.t, server.Postgres(w.t), "transaction").URL(), nil
 	}, deep},

@@ -52,9 +52,7 @@ type conn struct {
 	used     time.Time     // when a caller last made a request
 	timer    *time.Timer
 	due      time.Time // when the timer fires
-
-	timeout time.Duration // lock_timeout
-	shows   bool          // holds the second lock of a waiting writer
+	shows    bool      // holds the second lock of a waiting writer
 }
 
 // A queue has the requests that were not sent yet.
@@ -93,7 +91,7 @@ func newConn(b *Backend, class time.Duration) *conn {
 	return &conn{
 		b: b, opened: make(chan struct{}), lost: make(chan struct{}), closed: make(chan struct{}),
 		firsts: map[advisory.Number]*op{}, held: map[advisory.Number]*lease{},
-		class: class, told: idleClass, known: idleClass, timeout: longSlice, used: time.Now(),
+		class: class, told: idleClass, known: idleClass, used: time.Now(),
 	}
 }
 

@@ -16,16 +16,13 @@ import (
 // idle one, else to a new one; if there may be no more, to one of another class. A wait takes an
 // idle one or a new one.
 
-// The fits of a connection for a request, the best first. A connection of a longer class would free
-// the lock later if the holder dies; another must first set a longer class; another is slow.
+// The fits of a connection for a request, the best first.
 const (
 	fitClass = iota
 	fitIdle
-	fitNew // from here on it is better to open another
-	fitLonger
-	fitShorter
-	fitSlow
-	fitNot // it takes no requests
+	fitNew   // from here on it is better to open another
+	fitOther // of another class, or slow
+	fitNot   // it takes no requests
 )
 
 // slow is the age of an unanswered statement from which new requests prefer another connection.
@@ -36,16 +33,12 @@ func (c *conn) fit(class time.Duration) int {
 	switch {
 	case c.end != nil || c.waiting || c.suspect():
 		return fitNot
-	case len(c.round) > 0 && time.Since(c.round[0].sent) > slow:
-		return fitSlow
 	case c.idle():
 		return fitIdle
-	case c.class == class:
+	case c.class == class && c.silence() < slow:
 		return fitClass
-	case c.class > class:
-		return fitLonger
 	}
-	return fitShorter
+	return fitOther
 }
 
 // A view is what the list offers for a request or a wait.

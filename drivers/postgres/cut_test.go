@@ -19,7 +19,10 @@ import (
 
 var long = flag.Bool("postgres.long", false, "cut connections at every byte, instead of at some, and let 2, 8 and 32 processes contend")
 
-const cutTTL = 300 * time.Millisecond
+const (
+	cutTTL = 300 * time.Millisecond
+	slack  = time.Minute // what a slow machine may add
+)
 
 // Wherever a connection stops (at a message's end or within one, in either direction, with or
 // without a reset), the server frees the lock after the session's timeout and not before the
@@ -66,13 +69,12 @@ func TestAConnectionCutAnywhereFreesItsLocksInTime(t *testing.T) {
 	}
 	wg.Wait()
 	t.Logf("%d trials; in %d the key was seen free", trials.Load(), freed.Load())
-	db := admin(t, s.URL())
-	eventually(t, "no lock is left", func() bool { return count(t, db, anyAdvisory) == 0 })
+	nothingLeft(t, s)
 }
 
 // A cutTrial is one connection that stops.
 type cutTrial struct {
-	s         place
+	s         testDatabase
 	watch     *pgxpool.Pool
 	direction fault.Direction
 	after     int64
@@ -83,13 +85,13 @@ type cutTrial struct {
 // watches when the server frees the key. It reports whether it saw that.
 func (c *cutTrial) run(t *testing.T) bool {
 	name := fmt.Sprintf("%v %d %d", c.direction, c.after, c.action)
-	p, err := fault.Start(c.s.Addr())
+	p, err := fault.Start(shared.s.Addr())
 	if err != nil {
 		t.Error(err)
 		return false
 	}
 	defer p.Close() //nolint:errcheck // the test's own
-	b, err := open(through(c.s, p) + "&max_conns=2")
+	b, err := open(c.s.through(p.Addr()) + "&max_conns=2")
 	if err != nil {
 		t.Error(err)
 		return false

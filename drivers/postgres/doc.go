@@ -81,8 +81,8 @@
 // session, and with it the locks, with nobody's help. Any statement of the session renews
 // all its leases. TTLs are rounded up to a few classes (100, 200, 500 ms; 1, 2, 3, 5, 10, 15,
 // 20, 30 s; 1, 2, 5, 10, 30, 60 min), and leases of one class share connections. If there may be
-// no more connections, a lease may share one of a longer class, and is then freed later if its
-// holder dies. A lease that is not renewed is unlocked by its own process, half of its grace after
+// no more connections, leases of two classes may share one, which has the longer class: they are then
+// freed later if their holder dies. A lease that is not renewed is unlocked by its own process, half of its grace after
 // its end.
 //
 // Expires counts from just before the last answered statement was sent, so it is never later
@@ -169,8 +169,8 @@
 //	pooler           session
 //	restart_guard    off; a duration
 //
-// What pools and providers add to a URL is ignored where it changes nothing here, and Check names
-// it: the parameters of pgxpool and of statements (pool_max_conns, default_query_exec_mode, …),
+// What pools and providers add to a URL is ignored where it changes nothing here: the
+// parameters of pgxpool and of statements (pool_max_conns, default_query_exec_mode, …),
 // settings that a session makes itself (timezone, statement_timeout, lock_timeout, search_path,
 // keepalives, …), sslnegotiation, and channel_binding, which can be required only together
 // with sslmode=verify-full. Any other name is an error.

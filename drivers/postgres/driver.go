@@ -53,9 +53,8 @@ type Backend struct {
 	info    driver.Info
 	factory func(context.Context) (*pgx.Conn, error)
 	sql     advisory.Queries
-	ignored []string // parameters of the URL
-	role    string   // of the URL
-	warning string   // of the URL; the first connection reports it
+	role    string // of the URL
+	warning string // of the URL; the first connection reports it
 	warned  sync.Once
 	locks   atomic.Int64 // locks that this process holds on the server
 	room    atomic.Int64 // the size of the server's lock table, estimated

@@ -19,7 +19,8 @@ func TestAURLIsReadAndItsAddressHasNoSecret(t *testing.T) {
 		"postgres://u:s3%2Fcr%40t%3F@h:1,i:2/db":                             "postgres://h:1/db",
 		"postgres://h/db?user=u&password=" + canary:                          "postgres://h:5432/db",
 		"postgres://u@[::1]:7/db":                                            "postgres://[::1]:7/db",
-		"postgres://u@%2Frun%2Fpg:7/db":                                      "postgres:///run/pg:7/db",
+		"postgres://u@/db?host=/run/pg&port=7":                               "postgres:///run/pg:7/db",
+		"postgres:///db?host=h&user=us%27er":                                 "postgres://h:5432/db",
 		"postgres://u@h/db?fencing=s.dlock_fence&max_conns=3":                "postgres://h:5432/db",
 		"postgres://u@/db?host=a,b&port=1,2":                                 "postgres://a:1/db",
 		"postgres://u@/db?host=a,b&port=3":                                   "postgres://a:3/db",
@@ -35,24 +36,6 @@ func TestAURLIsReadAndItsAddressHasNoSecret(t *testing.T) {
 			t.Errorf("%s: String gives %s", url, got)
 		}
 		_ = b.Close()
-	}
-}
-
-func TestThePasswordReachesPgxAsItIs(t *testing.T) {
-	t.Parallel()
-	if _, _, err := parseURL(`postgres://us%27er:p%00@h/db`); err == nil {
-		t.Fatal("a NUL was accepted")
-	}
-	a, _, err := parseURL(`postgres://us%27er:p%5C%27a%2Fb%40c%20d@h/d%27b`)
-	if err != nil {
-		t.Fatal(err)
-	}
-	c, err := a.config()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if c.Password != `p\'a/b@c d` || c.User != "us'er" || c.Database != "d'b" {
-		t.Errorf("user %q, password %q, database %q", c.User, c.Password, c.Database)
 	}
 }
 

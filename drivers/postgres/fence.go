@@ -93,7 +93,8 @@ func (b *Backend) fenceBounds() (least, target string) {
 // its class): see fenceState.
 func (b *Backend) fenceColumns() string {
 	least, _ := b.fenceBounds()
-	return `c.relkind, c.relpersistence, s.seqcache, s.seqcycle::int, s.seqincrement, s.seqmax,
+	return `c.relkind, c.relpersistence,
+		s.seqcache = 1 AND NOT s.seqcycle AND s.seqincrement >= 1 AND s.seqmax >= ` + strconv.FormatUint(driver.MaxFence, 10) + `,
 		CASE WHEN c.relkind = 'S' THEN (has_sequence_privilege(c.oid, 'UPDATE') AND has_sequence_privilege(c.oid, 'USAGE, SELECT'))::int ELSE 0 END,
 		current_user,
 		(SELECT string_agg(quote_ident(n.nspname) || '.' || relname, ', ') FROM pg_class JOIN pg_namespace AS n ON n.oid = relnamespace
@@ -111,34 +112,40 @@ func (b *Backend) fenceTables() string {
 
 // fenceState is the answer to the first query about the sequence.
 type fenceState struct {
-	exists, sequence, logged, rises, wide, mayUse bool
-	role                                          string
-	others                                        string // sequences of the same name in other schemas
-	behind                                        bool   // it must be raised
-	ended                                         bool   // it has given the largest token
+	exists, sequence, logged, rises, mayUse bool
+	role                                    string
+	others                                  string // sequences of the same name in other schemas
+	behind                                  bool   // it must be raised
+	ended                                   bool   // it has given the largest token
 }
 
 func readFence(row [][]byte) fenceState {
 	return fenceState{
-		exists: row[0] != nil, sequence: string(row[0]) == "S", logged: string(row[1]) == "p",
-		rises: wire.Value(row[2]) == 1 && wire.Value(row[3]) == 0 && wire.Value(row[4]) >= 1,
-		wide:  wire.Value(row[5]) >= driver.MaxFence, mayUse: wire.Value(row[6]) == 1,
-		role: string(row[7]), others: string(row[8]), behind: wire.Value(row[9]) == 1, ended: wire.Value(row[9]) == 2,
+		exists: row[0] != nil, sequence: string(row[0]) == "S", logged: string(row[1]) == "p", rises: wire.Value(row[2]) == 1, mayUse: wire.Value(row[3]) == 1,
+		role: string(row[4]), others: string(row[5]), behind: wire.Value(row[6]) == 1, ended: wire.Value(row[6]) == 2,
 	}
+}
+
+// askFence asks for the state of the sequence alone.
+func (b *Backend) askFence(ctx context.Context, pc *pgconn.PgConn) (f fenceState, err error) {
+	row, err := query(ctx, pc, "SELECT "+b.fenceColumns()+" FROM (SELECT) AS one"+b.fenceTables())
+	if err == nil {
+		f = readFence(row)
+	}
+	return f, err
 }
 
 // ensureFence checks that the sequence gives rising tokens, makes the sequence if there is
 // none, and raises it if it is too low.
 func (b *Backend) ensureFence(ctx context.Context, pc *pgconn.PgConn, f fenceState) error {
 	if !f.exists && f.others == "" {
-		if err := b.createFence(ctx, pc, f); err != nil {
-			return err
+		err := b.createFence(ctx, pc, f)
+		if err == nil {
+			f, err = b.askFence(ctx, pc)
 		}
-		row, err := query(ctx, pc, "SELECT "+b.fenceColumns()+" FROM (SELECT) AS one"+b.fenceTables())
 		if err != nil {
 			return err
 		}
-		f = readFence(row)
 	}
 	if err := b.checkFence(f); err != nil || !f.behind {
 		return err
@@ -193,9 +200,7 @@ func (b *Backend) checkFence(f fenceState) error {
 	case !f.logged:
 		return verdict.Fix("the sequence "+seq+" is unlogged: after a crash it would give the same tokens again", "ALTER SEQUENCE "+seq+" SET LOGGED")
 	case !f.rises:
-		return verdict.Fix("the numbers of the sequence "+seq+" do not rise from session to session", "ALTER SEQUENCE "+seq+" INCREMENT 1 CACHE 1 NO CYCLE")
-	case !f.wide:
-		return verdict.Fix("the sequence "+seq+" is too small for the time in microseconds", "ALTER SEQUENCE "+seq+" AS int8 NO MAXVALUE")
+		return verdict.Fix("the numbers of the sequence "+seq+" do not rise from session to session, or end too soon", "ALTER SEQUENCE "+seq+" AS int8 INCREMENT 1 NO MAXVALUE CACHE 1 NO CYCLE")
 	case f.ended:
 		return b.noToken()
 	case !f.mayUse:

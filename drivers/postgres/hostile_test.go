@@ -7,7 +7,6 @@ import (
 	"runtime"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -19,30 +18,8 @@ import (
 	"github.com/redlock-go/redlock/drivers/postgres"
 )
 
-// greeter is a server that reports these parameters to each client, and fails all its statements.
-// It returns the server's address.
-func greeter(t *testing.T, parameters ...pgproto3.ParameterStatus) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var wg sync.WaitGroup
-	t.Cleanup(func() { _ = l.Close(); wg.Wait() })
-	wg.Go(func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			wg.Go(func() { greet(c, parameters) })
-		}
-	})
-	return l.Addr().String()
-}
-
-func greet(c net.Conn, parameters []pgproto3.ParameterStatus) {
-	defer c.Close() //nolint:errcheck // the test's own
+// greet reports these parameters to a client, and fails all its statements.
+func greet(c net.Conn, parameters ...pgproto3.ParameterStatus) {
 	b := pgproto3.NewBackend(c, c)
 	if _, err := b.ReceiveStartupMessage(); err != nil {
 		return
@@ -67,15 +44,14 @@ func greet(c net.Conn, parameters []pgproto3.ParameterStatus) {
 // Its functions for advisory locks answer and lock nothing.
 func TestCockroachDBIsRefusedByName(t *testing.T) {
 	t.Parallel()
-	addr := greeter(t, pgproto3.ParameterStatus{Name: "server_version", Value: "15.0.0"},
-		pgproto3.ParameterStatus{Name: "crdb_version", Value: "CockroachDB CCL v25.1.0"})
+	addr := serve(t, func(c net.Conn) {
+		greet(c, pgproto3.ParameterStatus{Name: "server_version", Value: "15.0.0"},
+			pgproto3.ParameterStatus{Name: "crdb_version", Value: "CockroachDB CCL v25.1.0"})
+	})
 	b := opener(t, "postgres://root@"+addr+"/defaultdb?sslmode=disable")
 	refused(t, b, "CockroachDB")
-	findings, err := b.Check(context.Background())
-	if err != nil || !slices.ContainsFunc(findings, func(d driver.Diagnostic) bool {
-		return d.Severity == driver.SeverityUnsafe && strings.Contains(d.Summary, "CockroachDB")
-	}) {
-		t.Errorf("Check: %+v, %v", findings, err)
+	if d := drivertest.AwaitFinding(t, b, "imitation"); d.Severity != driver.SeverityUnsafe || !strings.Contains(d.Summary, "CockroachDB") {
+		t.Errorf("Check: %+v", d)
 	}
 }
 
@@ -157,21 +133,8 @@ func TestCheckWarnsOfAPasswordInClear(t *testing.T) {
 // A server that is not what it seems announces a message of two gigabytes. Room for it is not made.
 func TestAMessageOfGigabytesIsRefused(t *testing.T) {
 	t.Parallel()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close() //nolint:errcheck // the test's own
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			_, _ = c.Write([]byte{'R', 0x7f, 0xff, 0xff, 0xff, 0})
-		}
-	}()
-	b := opener(t, "postgres://root@"+l.Addr().String()+"/db?sslmode=disable")
+	addr := serve(t, func(c net.Conn) { _, _ = c.Write([]byte{'R', 0x7f, 0xff, 0xff, 0xff, 0}) })
+	b := opener(t, "postgres://root@"+addr+"/db?sslmode=disable")
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	ctx, cancel := context.WithTimeout(context.Background(), patience)

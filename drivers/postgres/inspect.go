@@ -41,7 +41,7 @@ const sessionName = `to_hex(trunc(extract(epoch FROM a.backend_start))::int8) ||
 const locksOf = `SELECT l.granted, l.mode = 'ShareLock' AS shared, l.pid,
 	coalesce(a.application_name, '') AS app, coalesce(host(a.client_addr) || ':' || a.client_port, '') AS address,
 	coalesce((extract(epoch FROM coalesce(CASE WHEN l.granted THEN NULL ELSE l.waitstart END, a.xact_start, a.backend_start)) * 1000000)::int8, 0) AS since,
-	array_to_string(CASE WHEN l.granted THEN '{}' ELSE pg_blocking_pids(l.pid) END, ',') AS blockers, ` + sessionName + `
+	` + sessionName + `
 	FROM pg_locks AS l LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
 	WHERE l.locktype = 'advisory'
 	AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())`
@@ -53,7 +53,6 @@ type lockRow struct {
 	pid          int64
 	app, address string
 	since        time.Time
-	blockers     string
 	session      string
 }
 
@@ -66,7 +65,7 @@ func readLocks(ctx context.Context, pc *pgconn.PgConn, where string) ([]lockRow,
 	for _, v := range results[0].Rows {
 		r := lockRow{
 			granted: wire.Value(v[0]) == 1, shared: wire.Value(v[1]) == 1, pid: wire.Value(v[2]),
-			app: string(v[3]), address: string(v[4]), blockers: string(v[6]), session: string(v[7]),
+			app: string(v[3]), address: string(v[4]), session: string(v[6]),
 		}
 		if us := wire.Value(v[5]); us > 0 {
 			r.since = time.UnixMicro(us)

@@ -108,7 +108,7 @@ func (b *Backend) settings(srv server, name string) string {
 		"idle_session_timeout = " + milliseconds(idleClass),
 		"idle_in_transaction_session_timeout = 0",
 		"statement_timeout = 0", // a wait may take for ever
-		"lock_timeout = " + strconv.FormatInt(longSlice.Milliseconds(), 10),
+		"lock_timeout = " + strconv.FormatInt(sliceTime.Milliseconds(), 10),
 		"default_transaction_read_only = off",
 		"default_transaction_isolation = 'read committed'",
 		"synchronous_commit = on", // without it tokens may repeat after a crash

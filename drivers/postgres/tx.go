@@ -26,34 +26,22 @@ import (
 // *driver.RefusedError. After an error the transaction cannot be used any more. See the package's documentation on
 // the deadlock that nobody finds.
 func (b *Backend) LockTx(ctx context.Context, tx pgx.Tx, key string) error {
-	if tx == nil {
-		return driver.Invalid("transaction", "is nil")
-	}
 	return b.inTx(ctx, key, "pg_advisory_xact_lock", pgxRow(ctx, tx))
 }
 
 // TryLockTx is LockTx without waiting: the error is a *driver.HeldError if another transaction
 // or lease has the key; the transaction can still be used then.
 func (b *Backend) TryLockTx(ctx context.Context, tx pgx.Tx, key string) error {
-	if tx == nil {
-		return driver.Invalid("transaction", "is nil")
-	}
 	return b.inTx(ctx, key, "pg_try_advisory_xact_lock", pgxRow(ctx, tx))
 }
 
 // LockSQLTx is LockTx for a transaction of database/sql, of any driver of PostgreSQL.
 func (b *Backend) LockSQLTx(ctx context.Context, tx *sql.Tx, key string) error {
-	if tx == nil {
-		return driver.Invalid("transaction", "is nil")
-	}
 	return b.inTx(ctx, key, "pg_advisory_xact_lock", sqlRow(ctx, tx))
 }
 
 // TryLockSQLTx is TryLockTx for a transaction of database/sql.
 func (b *Backend) TryLockSQLTx(ctx context.Context, tx *sql.Tx, key string) error {
-	if tx == nil {
-		return driver.Invalid("transaction", "is nil")
-	}
 	return b.inTx(ctx, key, "pg_try_advisory_xact_lock", sqlRow(ctx, tx))
 }
 
@@ -61,39 +49,38 @@ func (b *Backend) TryLockSQLTx(ctx context.Context, tx *sql.Tx, key string) erro
 type scan func(query string, to any) error
 
 func pgxRow(ctx context.Context, tx pgx.Tx) scan {
+	if tx == nil {
+		return nil
+	}
 	return func(query string, to any) error { return tx.QueryRow(ctx, query).Scan(to) }
 }
 
 func sqlRow(ctx context.Context, tx *sql.Tx) scan {
+	if tx == nil {
+		return nil
+	}
 	return func(query string, to any) error { return tx.QueryRowContext(ctx, query).Scan(to) }
 }
 
-// inTx runs a function that locks, or tries to, for a transaction.
+// inTx runs a function that locks, or tries to, for a transaction. The lock is reentrant within the
+// transaction.
 func (b *Backend) inTx(ctx context.Context, key, function string, row scan) error {
-	n, err := b.txNumber(key)
-	if err != nil {
-		return err
+	switch {
+	case row == nil:
+		return driver.Invalid("transaction", "is nil")
+	case key == "":
+		return driver.Invalid("key", "is empty")
+	case len(b.opt.Prefix)+len(key) > driver.MaxKey:
+		return driver.Invalid("key", "has %d bytes with its prefix, the limit is %d", len(b.opt.Prefix)+len(key), driver.MaxKey)
 	}
 	var got string // nothing, or true or false
-	if err := row("SELECT "+function+"("+n.Args()+")::text", &got); err != nil {
+	if err := row("SELECT "+function+"("+advisory.NumberOf(b.opt.Prefix, key).Args()+")::text", &got); err != nil {
 		return txError(ctx, err)
 	}
 	if got == "false" {
 		return &driver.HeldError{}
 	}
 	return nil
-}
-
-// txNumber checks the key and returns its number. A transaction's lock is reentrant within the
-// transaction.
-func (b *Backend) txNumber(key string) (advisory.Number, error) {
-	switch {
-	case key == "":
-		return advisory.Number{}, driver.Invalid("key", "is empty")
-	case len(b.opt.Prefix)+len(key) > driver.MaxKey:
-		return advisory.Number{}, driver.Invalid("key", "has %d bytes with its prefix, the limit is %d", len(b.opt.Prefix)+len(key), driver.MaxKey)
-	}
-	return advisory.NumberOf(b.opt.Prefix, key), nil
 }
 
 // txError translates an error of any SQL driver that has the server's error code.
@@ -103,14 +90,16 @@ func txError(ctx context.Context, err error) error {
 		SQLState() string
 	}
 	switch {
-	case err == nil:
-		return nil
 	case ctx.Err() != nil:
-		return fmt.Errorf("postgres: %w", ctx.Err())
+		err = ctx.Err()
 	case !errors.As(err, &e):
-		return fmt.Errorf("postgres: %w", err)
 	case e.SQLState() == verdict.CodeLockTimeout:
 		return &driver.HeldError{}
+	default:
+		err = verdict.Of(e.SQLState(), err, 0)
 	}
-	return verdict.Of(e.SQLState(), err, 0)
+	if errors.Is(err, driver.ErrRefused) {
+		return err
+	}
+	return fmt.Errorf("postgres: %w", err)
 }

@@ -36,10 +36,8 @@ const (
 	pollEvery = 25 * time.Millisecond
 	// A slice stays below the server's deadlock_timeout, 1 s by default, after which every wait is
 	// examined and may be logged. It is as long as that permits, because waiters are served in the
-	// order of the server's queue only within a slice. It is short if more keys are waited for than
-	// there are connections.
-	longSlice  = 850 * time.Millisecond
-	shortSlice = 200 * time.Millisecond
+	// order of the server's queue only within a slice.
+	sliceTime = 850 * time.Millisecond
 )
 
 // expected returns the last refusal if a request for a lock is likely to wait, and reports whether
@@ -138,11 +136,6 @@ func (b *Backend) poll(call *base.Call, l *lease) error {
 	return b.try(ctx, l)
 }
 
-// crowded reports whether callers have polled lately, since they have no connection to wait on.
-func (b *Backend) crowded() bool {
-	return time.Now().UnixNano()-b.polled.Load() < int64(4*pollEvery)
-}
-
 // waitOn waits on a reserved connection, until the lock is granted or ctx ends. If other callers
 // want the connection it returns ErrHeld after a slice.
 func (b *Backend) waitOn(ctx context.Context, c *conn, l *lease, k *hotKey) error {
@@ -153,15 +146,11 @@ func (b *Backend) waitOn(ctx context.Context, c *conn, l *lease, k *hotKey) erro
 		return ctx.Err()
 	}
 	for over := false; ; over = true {
-		length := longSlice
-		if b.crowded() {
-			length = shortSlice
-		}
-		err := c.slice(ctx, l, length, b.isSlow(k, over))
+		err := c.slice(ctx, l, b.isSlow(k, over))
 		if !errors.Is(err, driver.ErrHeld) {
 			return err
 		}
-		if b.crowded() || ctx.Err() != nil {
+		if ctx.Err() != nil || time.Now().UnixNano()-b.polled.Load() < int64(4*pollEvery) {
 			c.free()
 			return err
 		}
@@ -188,7 +177,7 @@ func (c *conn) leave(locked bool) {
 	}
 }
 
-// slice waits for a lock in the server's queue, for length at most, on a reserved connection; see
+// slice waits for a lock in the server's queue, for sliceTime at most, on a reserved connection; see
 // advisory.Slice. A writer shows that it waits if show is set. ErrHeld says that the slice is over,
 // which keeps the reservation. Any other answer ends it. If its caller gives up, the slice runs to its
 // end, which costs no connection.
@@ -196,7 +185,7 @@ func (c *conn) leave(locked bool) {
 // The server keeps the lock for the lease's class after the grant, from the moment when its answer
 // leaves. The class is set before the slice, so that no round trip confirms a grant while the others
 // wait; the lease counts from the sending of the slice.
-func (c *conn) slice(ctx context.Context, l *lease, length time.Duration, show bool) error {
+func (c *conn) slice(ctx context.Context, l *lease, show bool) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
@@ -212,17 +201,9 @@ func (c *conn) slice(ctx context.Context, l *lease, length time.Duration, show b
 	if c.class = o.class; c.told != o.class {
 		out = append(out, tell(o.class))
 	}
-	if c.timeout != length {
-		c.timeout = length
-		out = append(out, &statement{sql: fmt.Sprintf("SET lock_timeout = %d", length.Milliseconds()), do: func(c *conn, st *statement) {
-			if st.err != nil { // it was cancelled: set it again
-				c.timeout = 0
-			}
-		}})
-	}
 	c.write(append(out, &statement{
 		sql: c.b.sql.Slice(l.number, l.mode, show && !c.shows), ops: []*op{o}, do: (*conn).sliceEnded,
-		most: 2 * length, // a reader waits twice: for the writer and for the lock
+		most: 2 * sliceTime, // a reader waits twice: for the writer and for the lock
 	})...)
 	return c.await(ctx, o)
 }

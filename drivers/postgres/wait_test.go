@@ -2,11 +2,18 @@ package postgres_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"math/rand/v2"
+	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/drivers/internal/drivertest"
@@ -14,150 +21,377 @@ import (
 	"github.com/redlock-go/redlock/redlocktest/fault"
 )
 
-// slack is the delay that a slow machine may add.
-const slack = time.Minute
-
-// waits starts a wait and returns when it is in the server's queue.
-func waits(t *testing.T, b *postgres.Backend, queued func() int64, key string, got func(driver.Lease, error)) {
-	t.Helper()
-	before := queued()
-	go func() { got(awaited(context.Background(), b, request(key, 10*time.Second))) }()
-	eventually(t, "the wait is in the server's queue", func() bool { return queued() == before+1 })
-}
-
-// Of one process's waiters only the first is in the server's queue.
+// Of one process's waiters only the first is in the server's queue, and a release of another lock
+// does not wait behind it.
 func TestAProcessWaitsForAKeyOnOneConnection(t *testing.T) {
 	t.Parallel()
 	const n = 20
 	s := database(t)
 	db := admin(t, s.URL())
 	a, b := opener(t, s.URL()), opener(t, s.URL())
-	l := must(t, a, request("k", time.Minute))
-	var wg sync.WaitGroup
+	l, mine := must(t, a, request("k", time.Minute)), must(t, b, request("mine", time.Minute))
+	var all []<-chan driver.Lease
 	for range n {
-		wg.Go(func() {
-			l, err := awaited(context.Background(), b, request("k", time.Minute))
-			if err == nil {
-				err = release(l)
-			}
-			if err != nil {
-				t.Error(err)
-			}
-		})
+		all = append(all, drivertest.Waiter(t, b, request("k", time.Minute)))
 	}
 	eventually(t, "all callers are in the queue", func() bool { return b.Queued("k") == n })
-	eventually(t, "one waits on the server", func() bool { return count(t, db, advisory+" AND NOT granted") == 1 })
+	eventually(t, "one waits on the server", func() bool { return count(t, db, queued) == 1 })
 	if got := b.Conns(); got > 2 {
 		t.Errorf("%d connections", got)
 	}
-	_ = l.Release(context.Background())
-	wg.Wait()
+	drivertest.Release(t, mine)
+	drivertest.Release(t, l)
+	for range n { // in any order here: redlocktest checks it
+		drivertest.Release(t, <-firstOf(&all))
+	}
 }
 
-func TestAReleaseNeverQueuesBehindAWait(t *testing.T) {
-	t.Parallel()
-	s := database(t)
-	db := admin(t, s.URL())
-	queued := func() int64 { return count(t, db, advisory+" AND NOT granted") }
-	a, b := opener(t, s.URL()), opener(t, s.URL())
-	mine := must(t, a, request("mine", time.Hour))
-	theirs := must(t, b, request("theirs", time.Hour))
-	got := make(chan driver.Lease, 1)
-	waits(t, a, queued, "theirs", func(l driver.Lease, err error) {
-		if err != nil {
-			t.Error(err)
+// firstOf takes a channel that has a lease out of the list.
+func firstOf(all *[]<-chan driver.Lease) <-chan driver.Lease {
+	for {
+		for i, c := range *all {
+			if len(c) > 0 {
+				*all = slices.Delete(*all, i, i+1)
+				return c
+			}
 		}
-		got <- l
-	})
-	if err := release(mine); err != nil {
-		t.Errorf("a release beside a wait: %v", err)
-	}
-	_ = release(theirs)
-	if l := <-got; l != nil {
-		_ = l.Release(context.Background())
+		<-time.After(time.Millisecond)
 	}
 }
 
-func TestWaitsBeyondTheirConnectionsPollAndSaySo(t *testing.T) {
+// A program migrates under a lease, and the others wait for it.
+func TestAnIndexBuildAndVacuumEndBesideWaiters(t *testing.T) {
 	t.Parallel()
 	s := database(t)
 	db := admin(t, s.URL())
-	var notices drivertest.NoticeLog
-	opened, err := new(postgres.Driver).Open(&driver.Config{
-		DSN:    s.URL() + "&max_conns=2",
-		Notify: notices.Add,
+	run(t, db, "CREATE TABLE t WITH (autovacuum_enabled = off) AS SELECT generate_series(1, 20000) AS n")
+	l := must(t, opener(t, s.URL()), request("k", patience))
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	const waiters = 4 // each a process's
+	for range waiters {
+		b := opener(t, s.URL())
+		wg.Go(func() {
+			if l, err := b.Acquire(ctx, waiting("k", 10*time.Second)); err == nil {
+				_ = l.Release(ctx)
+			}
+		})
+	}
+	eventually(t, "all wait", func() bool { return count(t, db, queued) == waiters })
+	if _, err := db.Exec(ctx, "CREATE INDEX CONCURRENTLY i ON t (n)"); err != nil {
+		t.Fatalf("the index build does not end: %v", err)
+	}
+	run(t, db, "DELETE FROM t WHERE n <= 10000")
+	eventually(t, "VACUUM removes the dead rows", func() bool {
+		run(t, db, "VACUUM t")
+		return count(t, db, "SELECT pg_stat_get_dead_tuples('t'::regclass)") == 0
 	})
+	drivertest.Release(t, l)
+}
+
+// A wait that its caller gives up ends no server process.
+func TestWaitsThatTimeOutCostNoConnections(t *testing.T) {
+	t.Parallel()
+	s := database(t)
+	a := opener(t, s.URL())
+	var opened atomic.Int64
+	pool, err := pgxpool.New(context.Background(), s.URL())
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := opened.(*postgres.Backend)
-	defer b.Close() //nolint:errcheck // the test's own
-	other := opener(t, s.URL())
-	one, two := must(t, other, request("one", time.Hour)), must(t, other, request("two", time.Hour))
-	got := make(chan driver.Lease, 2)
-	keep := func(l driver.Lease, err error) {
-		if err != nil {
-			t.Error(err)
-		}
-		got <- l
+	t.Cleanup(pool.Close)
+	b := built(t, counted(&opened, postgres.FromPool(pool)), nil)
+	const waits = 200
+	for w := range 4 {
+		must(t, a, request(fmt.Sprint("k", w), time.Hour))
 	}
-	waits(t, b, func() int64 { return count(t, db, advisory+" AND NOT granted") }, "one", keep)
-	go func() { keep(awaited(context.Background(), b, request("two", time.Minute))) }()
-	eventually(t, "a notice says that it polls", func() bool { return len(notices.Of(driver.NoticeDegraded, "max_conns")) > 0 })
-	_ = release(two)
-	<-got
-	if n := b.Conns(); n > 2 {
+	each(4, func(w int) {
+		for range waits / 4 {
+			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Millisecond)
+			_, err := b.Acquire(ctx, waiting(fmt.Sprint("k", w), time.Minute))
+			cancel()
+			if drivertest.Verdict(err) != "unknown" && !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("a wait gave %v", err)
+			}
+		}
+	})
+	db := admin(t, s.URL())
+	eventually(t, "nobody waits on the server", func() bool { return count(t, db, queued) == 0 })
+	if n := opened.Load(); n > waits/4 { // in the place of some that did not answer for a while others are opened
 		t.Errorf("%d connections", n)
 	}
-	_ = release(one)
-	<-got
+}
+
+// A process waits for more keys than it has connections for waiting: nobody starves, and a notice says
+// so.
+func TestMoreWaitedKeysThanConnections(t *testing.T) {
+	t.Parallel()
+	const conns, keys = 4, 24
+	s := database(t)
+	holder := opener(t, s.URL())
+	leases := takeMany(t, holder, keys, time.Hour)
+	var notices drivertest.NoticeLog
+	b := built(t, connector(s.URL()), &postgres.Options{MaxConns: conns, Notify: notices.Add})
+	var got []<-chan driver.Lease
+	for i := range keys {
+		got = append(got, drivertest.Waiter(t, b, request(fmt.Sprint("k", i), time.Minute)))
+	}
+	eventually(t, "all wait", func() bool {
+		n := 0
+		for i := range keys {
+			n += b.Queued(fmt.Sprint("k", i))
+		}
+		return n == keys
+	})
+	eventually(t, "a notice says that it polls", func() bool { return len(notices.Of(driver.NoticeDegraded, "max_conns")) > 0 })
+	for i := range keys {
+		drivertest.Release(t, leases[i])
+		drivertest.Release(t, <-got[i])
+		if n := b.Conns(); n > conns {
+			t.Errorf("%d connections", n)
+		}
+	}
+}
+
+// The server has no connection for a waiter: the wait polls on the existing session, and does
+// not request a connection all the time.
+func TestARefusedConnectionMeansPolling(t *testing.T) {
+	t.Parallel()
+	s := database(t)
+	l := must(t, opener(t, s.URL()), request("k", time.Hour))
+	var opened atomic.Int64
+	s.role(t, "app", "CONNECTION LIMIT 1")
+	once(t, s.URL(), "GRANT USAGE, UPDATE ON SEQUENCE dlock_fence TO app")
+	b := built(t, counted(&opened, connector(s.URLFor("app", ""))), nil)
+	drivertest.Release(t, must(t, b, request("warm", time.Minute)))
+	pids, before, start := b.Pids(), opened.Load(), time.Now()
+	got := drivertest.Waiter(t, b, request("k", time.Minute))
+	eventually(t, "it asks for a connection", func() bool { return opened.Load() > before })
+	<-time.After(500 * time.Millisecond)
+	// One in five seconds, unless the session itself had to be replaced.
+	if n := opened.Load() - before; n > 1+int64(time.Since(start)/(5*time.Second)) && b.Conns() == 1 && slices.Equal(b.Pids(), pids) {
+		t.Errorf("%d connections were asked for, and refused", n)
+	}
+	drivertest.Release(t, l)
+	drivertest.Release(t, <-got)
+}
+
+// Readers that come and go, in the writer's process or in others, let a writer in when those
+// that were there have gone.
+func TestAWriterWaitsForTheReadersThatWereThere(t *testing.T) {
+	t.Parallel()
+	const hold, readers = 70 * time.Millisecond, 8
+	s := database(t)
+	for _, processes := range []int{1, 8} {
+		var all []*postgres.Backend
+		for range processes {
+			all = append(all, opener(t, s.URL()))
+		}
+		for name, writer := range map[string]*postgres.Backend{"elsewhere": opener(t, s.URL()), "in a reader's process": all[0]} {
+			t.Run(fmt.Sprintf("%d processes, %s", processes, name), func(t *testing.T) {
+				passed := writerBeside(t, all, writer, readers, hold)
+				slices.Sort(passed)
+				if passed[len(passed)/2] > 10*readers {
+					t.Errorf("while a writer waited so many reads of %d readers began: %d", readers, passed)
+				}
+			})
+		}
+	}
+}
+
+// writerBeside returns how many reads began each time when a writer waited, beside readers that take
+// the key again and again, in turns, so that the key is never free.
+func writerBeside(t *testing.T, all []*postgres.Backend, writer *postgres.Backend, readers int, hold time.Duration) (passed []int64) {
+	t.Helper()
+	ctx, stop := context.WithCancel(t.Context())
+	var reads atomic.Int64
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer stop()
+	for i := range readers {
+		wg.Go(func() {
+			<-time.After(hold * time.Duration(i) / time.Duration(readers))
+			for ctx.Err() == nil {
+				r := sharing(t.Name(), 10*time.Second)
+				r.Wait = true
+				l, err := all[i%len(all)].Acquire(ctx, r)
+				if err != nil {
+					continue
+				}
+				reads.Add(1)
+				<-time.After(hold/2 + rand.N(hold)) // otherwise they would all pause together
+				_ = l.Release(ctx)
+			}
+		})
+	}
+	eventually(t, "all read", func() bool { return reads.Load() > 2*int64(readers) })
+	for range rounds(5, 3) {
+		before := reads.Load()
+		l := must(t, writer, waiting(t.Name(), 10*time.Second))
+		passed = append(passed, reads.Load()-before)
+		drivertest.Release(t, l)
+		<-time.After(2 * hold) // until the readers are out of step
+	}
+	return passed
 }
 
 // Waiters behind a dead network get their locks. The server takes a lock back after the TTL and its
 // grace, as from a holder that died.
 func TestAGrantThatNobodyReceivesIsTakenBack(t *testing.T) {
 	t.Parallel()
-	const n = 8
 	s := database(t)
 	db := admin(t, s.URL())
 	a := opener(t, s.URL())
-	ctx, cancel := context.WithCancel(context.Background())
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	defer cancel()
-	for i := range n {
+	each(rounds(8, 3), func(i int) {
 		key := fmt.Sprint("k", i)
 		l := must(t, a, request(key, time.Hour))
-		p := fault.NewProxy(t, s.Addr())
-		b := opener(t, through(s, p))
-		var cut atomic.Bool
-		wg.Go(func() {
-			for !cut.Load() {
-				r := request(key, time.Second)
-				r.Wait = true
-				_, _ = b.Acquire(ctx, r)
-			}
-		})
-		eventually(t, key+" is waited for", func() bool {
-			return count(t, db, advisory+" AND NOT granted AND classid::int8 << 32 | objid::int8 = $1", a.Number(key)) == 1
-		})
-		cut.Store(true)
-		p.HalfOpen(fault.ToClient)
-		start := time.Now()
-		if err := release(l); err != nil {
+		p, err := fault.Start(shared.s.Addr())
+		if err != nil {
 			t.Error(err)
+			return
 		}
-		wg.Go(func() {
-			soon, cancel := context.WithTimeout(ctx, patience)
-			defer cancel()
-			next, err := awaited(soon, a, request(key, time.Minute))
-			if err != nil {
-				t.Errorf("the server has not taken the lock back after %v: %v", time.Since(start), err)
-				return
-			}
-			t.Logf("taken back after %v", time.Since(start))
-			_ = release(next)
-		})
+		defer p.Close() //nolint:errcheck // the test's own
+		b := opener(t, s.through(p.Addr()))
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		go func() { _, _ = b.Acquire(ctx, waiting(key, time.Second)) }()
+		drivertest.AwaitWaiters(t, a, key, 1)
+		p.HalfOpen(fault.ToClient)
+		drivertest.Release(t, l)
+		drivertest.Release(t, must(t, a, waiting(key, time.Minute)))
+	})
+	eventually(t, "nobody waits", func() bool { return count(t, db, queued) == 0 })
+}
+
+// countingConn counts what is sent.
+type countingConn struct {
+	net.Conn
+	writes *atomic.Int64
+}
+
+func (c countingConn) Write(b []byte) (int, error) {
+	c.writes.Add(1)
+	return c.Conn.Write(b)
+}
+
+// A new connection looks at the server, and sets the session up; the lock is the third trip.
+func TestFirstContactTakesTwoRoundTrips(t *testing.T) {
+	t.Parallel()
+	s := database(t)
+	drivertest.Release(t, must(t, opener(t, s.URL()), request("k", time.Minute))) // makes the sequence
+	var writes atomic.Int64
+	connect := wrapped(t, s.URL(), func(c net.Conn) net.Conn { return countingConn{c, &writes} })
+	// On a machine that stands still for a moment the session sends more, so one of ten
+	// attempts must need three round trips.
+	for range 10 {
+		b := built(t, func(ctx context.Context) (*pgx.Conn, error) {
+			c, err := connect(ctx)
+			writes.Store(0)
+			return c, err
+		}, nil)
+		l := must(t, b, request("k", time.Minute))
+		trips := writes.Load()
+		drivertest.Release(t, l)
+		if trips == 3 {
+			return
+		}
 	}
-	wg.Wait()
+	t.Error("the first lock of a connection never takes three round trips")
+}
+
+// A handoff is the waiter's statement and the holder's unlock.
+func TestAHandoffTakesTwoMessages(t *testing.T) {
+	t.Parallel()
+	s := database(t)
+	var writes atomic.Int64
+	connect := wrapped(t, s.URL(), func(c net.Conn) net.Conn { return countingConn{c, &writes} })
+	both := []*postgres.Backend{built(t, connect, nil), built(t, connect, nil)}
+	db := admin(t, s.URL())
+	holder := must(t, both[0], request("k", time.Minute))
+	var took []int64
+	for i := range 20 {
+		before := writes.Load()
+		next := drivertest.Waiter(t, both[(i+1)%2], request("k", time.Minute))
+		eventually(t, "it waits", func() bool { return count(t, db, queued) == 1 })
+		if err := holder.Release(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if holder = <-next; holder == nil {
+			return
+		}
+		took = append(took, writes.Load()-before)
+	}
+	drivertest.Release(t, holder)
+	slices.Sort(took)
+	// An attempt before the wait, once a second, and a slice that ends cost more.
+	if took[len(took)/2] != 2 {
+		t.Errorf("handoffs take %v messages", took)
+	}
+}
+
+// Clients that want one key all the time exclude each other, hand it over, and are all served. Their
+// speed is compared with pg_advisory_lock on as many connections, in turns: on a busy machine the
+// ratio says more than the figures.
+func TestClientsHandTheLockOver(t *testing.T) {
+	if testing.Short() {
+		t.Skip("short: it uses all processors")
+	}
+	s := database(t)
+	for _, n := range []int{8, 2, 32} {
+		if n != 8 && !*long {
+			continue
+		}
+		ours, bare := make([]*postgres.Backend, n), make([]*pgx.Conn, n)
+		for i := range n {
+			ours[i], bare[i] = opener(t, s.URL()), admin(t, s.URL())
+		}
+		kinds := map[string]func(i int) func(){
+			"ours": func(i int) func() {
+				l := must(t, ours[i], waiting("contended", 10*time.Second))
+				return func() { drivertest.Release(t, l) }
+			},
+			"bare": func(i int) func() {
+				run(t, bare[i], "SELECT pg_advisory_lock(7)")
+				return func() { run(t, bare[i], "SELECT pg_advisory_unlock(7)") }
+			},
+		}
+		took := map[string][]time.Duration{}
+		for range 5 {
+			for kind, lock := range kinds {
+				took[kind] = append(took[kind], contend(t, n, 100*time.Millisecond, lock)...)
+			}
+		}
+		for kind, d := range took {
+			slices.Sort(d)
+			t.Logf("%d clients, %s: %d handoffs in %v (p99 %v)", n, kind, len(d), d[len(d)/2], d[len(d)*99/100])
+		}
+		t.Logf("%d clients: %.2f × bare", n, float64(took["ours"][len(took["ours"])/2])/float64(took["bare"][len(took["bare"])/2]))
+	}
+}
+
+// contend lets n clients take and give the lock for a while, and returns how long each handoff took.
+func contend(t *testing.T, n int, d time.Duration, lock func(i int) func()) (took []time.Duration) {
+	t.Helper()
+	var holders atomic.Int64
+	var given time.Time // under the lock
+	last, grants := -1, make([]int, n)
+	end := time.Now().Add(d)
+	each(n, func(i int) {
+		for grants[i] == 0 || time.Now().Before(end) {
+			unlock := lock(i)
+			if holders.Add(1) != 1 {
+				t.Error("two clients have the lock")
+			}
+			if last != i && last >= 0 {
+				took = append(took, time.Since(given))
+			}
+			last, grants[i] = i, grants[i]+1
+			holders.Add(-1)
+			given = time.Now()
+			unlock()
+		}
+	})
+	return took
 }
