@@ -158,28 +158,42 @@ func (r *run) refuse(b driver.Backend, req driver.Request, holder *lease) {
 	_ = r.refusal(b, req, holder)
 }
 
-// refusal asserts what refuse asserts, and returns the error, which matches ErrHeld.
-func (r *run) refusal(b driver.Backend, req driver.Request, holder *lease) error {
+// settle makes a call until its outcome is known, and returns that outcome: after an unknown one, or a
+// refusal for now, it makes the call again. doubtful says that it did: an earlier call may have had an
+// effect. If the case's time ends before that, the rule is broken.
+func (r *run) settle(broken rule, what string, call func() error) (v verdict, doubtful bool, err error) {
+	var last error
 	for {
-		l, err := r.try(b, req)
-		switch v := r.saw(err); v {
-		case granted:
-			if r.valid(holder) {
-				r.fatal(exclusion, "key %q was granted with token %d while another's lease with token %d had %v to go",
-					short(req.Key), l.Grant().Fence, holder.Grant().Fence, left(holder))
-			}
-			r.startOver("a lease of key %q ended before the next attempt was answered", short(req.Key))
-		case held:
-			return err
-		case later, unknown:
-			r.note("Acquire of a held key gave %v: %v", v, err)
-		default:
-			r.fatal(fourOutcomes, "key %q is held, and yet Acquire gives %v: %v", short(req.Key), v, err)
+		err = call()
+		last = r.latest(last, err)
+		if v = r.saw(err); v != later && v != unknown {
+			return v, doubtful, err
 		}
+		doubtful = true
+		r.note("%s gave %v: %v", what, v, err)
 		if !r.pause(poll) {
-			r.fatal(fourOutcomes, "key %q is held, and no attempt said so: %v", short(req.Key), err)
+			r.fatal(broken, "%s gave no certain answer before the case's time was over: %v", what, last)
 		}
 	}
+}
+
+// refusal asserts what refuse asserts, and returns the error, which matches ErrHeld.
+func (r *run) refusal(b driver.Backend, req driver.Request, holder *lease) error {
+	var l *lease
+	v, _, err := r.settle(fourOutcomes, "Acquire of a held key", func() (err error) {
+		l, err = r.try(b, req)
+		return err
+	})
+	switch {
+	case v == granted && r.valid(holder):
+		r.fatal(exclusion, "key %q was granted with token %d while another's lease with token %d had %v to go",
+			short(req.Key), l.Grant().Fence, holder.Grant().Fence, left(holder))
+	case v == granted:
+		r.startOver("a lease of key %q ended before the next attempt was answered", short(req.Key))
+	case v != held:
+		r.fatal(fourOutcomes, "key %q is held, and yet Acquire gives %v: %v", short(req.Key), v, err)
+	}
+	return err
 }
 
 // heldBy asserts what refuse asserts, and returns the error as a *driver.HeldError.
@@ -199,83 +213,62 @@ func (r *run) renew(l *lease, renewal driver.Renewal) driver.Grant {
 		renewal.TTL = r.long()
 	}
 	start := time.Now()
-	for inDoubt := false; ; inDoubt = true {
-		g, err := l.Renew(r.ctx, &renewal)
-		v := r.saw(err)
-		switch {
-		case v == granted:
-			return g
-		case !r.valid(l), inDoubt && v == lost && time.Since(start) > renewal.TTL:
+	var g driver.Grant
+	v, doubtful, err := r.settle(renewing, "Renew of a lease", func() (err error) {
+		if g, err = l.Renew(r.ctx, &renewal); err != nil && !r.valid(l) {
 			r.startOver("a lease ended before its renewal was answered: %v", err)
-		case v != later && v != unknown:
-			r.fatal(fourOutcomes, "Renew of a lease with %v to go gives %v: %v", left(l), v, err)
 		}
-		r.note("Renew gave %v: %v", v, err)
-		if !r.pause(poll) {
-			r.fatal(renewing, "a lease with %v to go was not renewed before the case's time was over: %v", left(l), err)
-		}
+		return err
+	})
+	switch {
+	case v == lost && doubtful && time.Since(start) > renewal.TTL:
+		r.startOver("a lease ended before its renewal was answered: %v", err)
+	case v != granted:
+		r.fatal(fourOutcomes, "Renew of a lease with %v to go gives %v: %v", left(l), v, err)
 	}
+	return g
 }
 
 // release releases a valid lease. ErrLost is correct only if the lease is no longer valid, or
 // if an earlier try may have taken effect.
 func (r *run) release(l *lease) {
-	for inDoubt := false; ; inDoubt = true {
-		err := l.Release(r.ctx)
-		v := r.saw(err)
-		switch {
-		case v == granted:
-			return
-		case v == lost && (inDoubt || !r.valid(l)):
-			return
-		case v != later && v != unknown:
-			r.fatal(releasing, "Release of a lease with %v to go gives %v: %v", left(l), v, err)
-		}
-		r.note("Release gave %v: %v", v, err)
-		if !r.pause(poll) {
-			r.fatal(releasing, "a lease was not released before the case's time was over: %v", err)
-		}
+	v, doubtful, err := r.settle(releasing, "Release", func() error { return l.Release(r.ctx) })
+	if v != granted && (v != lost || !doubtful && r.valid(l)) {
+		r.fatal(releasing, "Release of a lease with %v to go gives %v: %v", left(l), v, err)
 	}
 }
 
 // lost asserts that a lease is certainly over, and that its owner can neither renew nor release
 // it.
 func (r *run) lost(l *lease) {
-	for {
+	r.lostQuietly(l)
+	r.releaseEnded(l)
+}
+
+// renewEnded renews a lease that is over. The answer is granted or lost.
+func (r *run) renewEnded(l *lease) verdict {
+	v, _, err := r.settle(renewing, "Renew of a lease that is over", func() error {
 		_, err := l.Renew(r.ctx, &driver.Renewal{TTL: r.long()})
-		switch v := r.saw(err); v {
-		case lost:
-			r.releaseEnded(l)
-			return
-		case granted:
-			r.fatal(renewing, "Renew succeeded for a lease that was over")
-		case later, unknown:
-			r.note("Renew of a lease that is over gave %v: %v", v, err)
-		default:
-			r.fatal(fourOutcomes, "Renew of a lease that is over gives %v: %v", v, err)
-		}
-		if !r.pause(poll) {
-			r.fatal(renewing, "Renew never said that the lease is over; the last error: %v", err)
-		}
+		return err
+	})
+	if v != granted && v != lost {
+		r.fatal(fourOutcomes, "Renew of a lease that is over gives %v: %v", v, err)
+	}
+	return v
+}
+
+// lostQuietly asserts that Renew returns ErrLost, and does not release the lease.
+func (r *run) lostQuietly(l *lease) {
+	if r.renewEnded(l) == granted {
+		r.fatal(renewing, "Renew succeeded for a lease that was over")
 	}
 }
 
 // releaseEnded asserts that a lease that is over can be released without an error, or
 // with ErrLost.
 func (r *run) releaseEnded(l *lease) {
-	for {
-		err := l.Release(r.ctx)
-		switch v := r.saw(err); v {
-		case granted, lost:
-			return
-		case later, unknown:
-			r.note("Release of a lease that is over gave %v: %v", v, err)
-		default:
-			r.fatal(releasing, "Release of a lease that is over gives %v: %v", v, err)
-		}
-		if !r.pause(poll) {
-			r.fatal(releasing, "Release of a lease that is over never returned nil or ErrLost: %v", err)
-		}
+	if v, _, err := r.settle(releasing, "Release of a lease that is over", func() error { return l.Release(r.ctx) }); v != granted && v != lost {
+		r.fatal(releasing, "Release of a lease that is over gives %v: %v", v, err)
 	}
 }
 

@@ -3,6 +3,7 @@ package redlocktest
 import (
 	"context"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -10,30 +11,23 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// Benchmark measures the backend that h opens, each part a sub-benchmark: a lock and its
-// release by one goroutine, by many on keys of their own, a renewal, a refusal, and the handing
-// over of one key between two clients. An operation that fails ends the benchmark, so that only
-// successful operations are measured.
+// Benchmark measures the backend that h opens, each part a sub-benchmark: a lock and its release by
+// one goroutine, by many on keys of their own, a renewal, and the handing over of one key between
+// two clients. An operation that fails ends the benchmark, so that only successful operations are
+// measured.
 func Benchmark(b *testing.B, h Harness) {
 	h, err := h.complete()
 	if err != nil {
 		b.Fatal(err)
 	}
-	for _, c := range []struct {
-		name string
-		do   func(*bench)
-	}{
-		{"AcquireRelease", (*bench).alone},
-		{"AcquireReleaseParallel", (*bench).parallel},
-		{"Renew", (*bench).renewal},
-		{"Held", (*bench).refusal},
-		{"Handoff", (*bench).handoff},
+	for name, do := range map[string]func(*bench){
+		"AcquireRelease": (*bench).alone, "AcquireReleaseParallel": (*bench).parallel, "Renew": (*bench).renewal, "Handoff": (*bench).handoff,
 	} {
-		b.Run(c.name, func(b *testing.B) {
+		b.Run(name, func(b *testing.B) {
 			m := &bench{B: b, h: &h}
 			m.one = m.open()
 			m.ReportAllocs()
-			c.do(m)
+			do(m)
 		})
 	}
 }
@@ -51,11 +45,7 @@ func (m *bench) open() driver.Backend {
 	if err != nil {
 		m.Fatal(err)
 	}
-	m.Cleanup(func() {
-		if err := backend.Close(); err != nil {
-			m.Error(err)
-		}
-	})
+	m.Cleanup(func() { _ = backend.Close() })
 	return backend
 }
 
@@ -63,101 +53,47 @@ func (m *bench) open() driver.Backend {
 func (m *bench) request(key string) *driver.Request {
 	i := m.one.Info()
 	return &driver.Request{
-		Key:   key,
-		Owner: ownerLabel + strconv.FormatUint(m.owners.Add(1), 36),
-		TTL:   min(i.MaxTTL, max(10*time.Second, i.MinTTL)),
+		Key: key, Owner: ownerLabel + strconv.FormatUint(m.owners.Add(1), 36), TTL: min(i.MaxTTL, max(10*time.Second, i.MinTTL)),
 	}
 }
 
 func (m *bench) key() string { return (&run{name: m.Name()}).key() }
 
-func (m *bench) acquire(backend driver.Backend, req *driver.Request) driver.Lease {
-	l, err := backend.Acquire(context.Background(), req)
-	if err != nil {
-		m.Error(err)
-		return nil
-	}
-	return l
-}
-
 // cycle acquires and releases once, and reports whether both worked.
 func (m *bench) cycle(key string) bool {
-	l := m.acquire(m.one, m.request(key))
-	if l == nil {
-		return false
+	l, err := m.one.Acquire(context.Background(), m.request(key))
+	if err == nil {
+		err = l.Release(context.Background())
 	}
-	if err := l.Release(context.Background()); err != nil {
+	if err != nil {
 		m.Error(err)
-		return false
 	}
-	return true
+	return err == nil
 }
 
 func (m *bench) alone() {
-	key := m.key()
-	for m.Loop() {
-		if !m.cycle(key) {
-			return
-		}
+	for key := m.key(); m.Loop() && m.cycle(key); {
 	}
 }
 
 func (m *bench) parallel() {
 	m.RunParallel(func(pb *testing.PB) {
-		key := m.key()
-		for pb.Next() {
-			if !m.cycle(key) {
-				return
-			}
+		for key := m.key(); pb.Next() && m.cycle(key); {
 		}
 	})
 }
 
 func (m *bench) renewal() {
 	req := m.request(m.key())
-	l := m.acquire(m.one, req)
-	if l == nil {
-		return
+	l, err := m.one.Acquire(context.Background(), req)
+	for err == nil && m.Loop() {
+		_, err = l.Renew(context.Background(), &driver.Renewal{TTL: req.TTL})
 	}
-	for m.Loop() {
-		if _, err := l.Renew(context.Background(), &driver.Renewal{TTL: req.TTL}); err != nil {
-			m.Fatal(err)
-		}
+	if err == nil {
+		err = l.Release(context.Background())
 	}
-	m.release(l)
-}
-
-// refusal asks for a held key; the holder's renewals are not measured.
-func (m *bench) refusal() {
-	key := m.key()
-	req := m.request(key)
-	l := m.acquire(m.one, req)
-	if l == nil {
-		return
-	}
-	end := l.Grant().Expires
-	for m.Loop() {
-		if other, err := m.one.Acquire(context.Background(), m.request(key)); err == nil {
-			m.release(other)
-			m.Fatal("a held key was granted")
-		}
-		if end.IsZero() || time.Until(end) > req.TTL/2 {
-			continue
-		}
-		m.StopTimer()
-		g, err := l.Renew(context.Background(), &driver.Renewal{TTL: req.TTL})
-		if err != nil {
-			m.Fatal(err)
-		}
-		end = g.Expires
-		m.StartTimer()
-	}
-	m.release(l)
-}
-
-func (m *bench) release(l driver.Lease) {
-	if err := l.Release(context.Background()); err != nil {
-		m.Error(err)
+	if err != nil {
+		m.Fatal(err)
 	}
 }
 
@@ -169,16 +105,14 @@ func (m *bench) handoff() {
 	var turns atomic.Int64
 	turns.Store(int64(m.N))
 	m.ResetTimer()
-	done := make(chan struct{}, 2)
+	var both sync.WaitGroup
 	for _, backend := range []driver.Backend{m.one, two} {
-		go func() {
-			defer func() { done <- struct{}{} }()
+		both.Go(func() {
 			for turns.Add(-1) >= 0 && m.turn(backend, key) {
 			}
-		}()
+		})
 	}
-	<-done
-	<-done
+	both.Wait()
 }
 
 func (m *bench) turn(backend driver.Backend, key string) bool {
@@ -189,8 +123,10 @@ func (m *bench) turn(backend driver.Backend, key string) bool {
 		req.Wait = true
 		l, err := backend.Acquire(ctx, req)
 		if err == nil {
-			m.release(l)
-			return true
+			err = l.Release(ctx)
+			if err == nil {
+				return true
+			}
 		}
 		if v := classify(err); ctx.Err() != nil || v != held && v != unknown && v != later {
 			m.Error(err)

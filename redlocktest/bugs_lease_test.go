@@ -53,6 +53,23 @@ var leaseBugs = []bug{
 			return again.Grant(), nil
 		}
 	}},
+	{name: "the renewal of a lease that expired passes for the next owner's", want: "expiry/stale", rule: "driver.Lease.Renew", plant: func(b *broken) {
+		expired(b, func(ctx context.Context, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
+			if b.holder(ctx, l.sent.Key) == (driver.Holder{}) {
+				return driver.Grant{}, driver.ErrLost
+			}
+			return l.grantUntil(r.TTL), nil
+		})
+	}},
+	{name: "the renewal of a lease that expired takes a free lock", want: "expiry/renew-never-takes", rule: "driver.Lease.Renew", plant: func(b *broken) {
+		expired(b, func(ctx context.Context, l *brokenLease, _ *driver.Renewal) (driver.Grant, error) {
+			again, err := b.Backend.Acquire(ctx, &l.sent)
+			if err != nil {
+				return driver.Grant{}, driver.ErrLost
+			}
+			return again.Grant(), nil
+		})
+	}},
 	{name: "a connection leaked by each cancelled Acquire", want: "leak/connections-cancelled", rule: "rule 7", over: overConnections(func(b *broken, open *atomic.Int64) {
 		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
 			if err := b.Info().Check("", req); err != nil {
@@ -130,6 +147,20 @@ var leaseBugs = []bug{
 		h.Faults = &Faults{DropReply: func(driver.Backend) error { return nil }}
 		return h
 	}},
+}
+
+// expired plants a bug in the renewal of a lease that ended by itself, and was not released.
+func expired(b *broken, renew func(ctx context.Context, l *brokenLease, r *driver.Renewal) (driver.Grant, error)) {
+	b.renews(func(ctx context.Context, l *brokenLease, r *driver.Renewal, g driver.Grant, err error) (driver.Grant, error) {
+		if errors.Is(err, driver.ErrLost) && !l.over.Load() {
+			return renew(ctx, l, r)
+		}
+		return g, err
+	})
+	b.release = func(ctx context.Context, l *brokenLease) error {
+		l.over.Store(true)
+		return l.Lease.Release(ctx)
+	}
 }
 
 // overConnections opens clients that count their connections.

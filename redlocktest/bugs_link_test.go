@@ -360,6 +360,7 @@ var linkBugs = []bug{
 		}
 	}},
 	{name: "what was not heard is not undone", want: "fault/lost-reply-acquire", rule: "rule", over: overLinks, plant: func(b *broken) {
+		b.acquire = nil // which undoes
 		b.answers(func(ctx context.Context, req *driver.Request, l driver.Lease, err error) (driver.Lease, error) {
 			if lost := b.link.from(context.WithoutCancel(ctx)); lost != nil && err == nil {
 				return nil, lost

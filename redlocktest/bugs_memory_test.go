@@ -144,25 +144,29 @@ func (b *broken) sends(change func(req *driver.Request)) {
 // answers plants a bug in what is made of the answer to an attempt.
 func (b *broken) answers(change func(ctx context.Context, req *driver.Request, l driver.Lease, err error) (driver.Lease, error)) {
 	sound := b.acquire
-	if sound == nil {
-		sound = b.Backend.Acquire
-	}
-	b.answers(func(ctx context.Context, req *driver.Request, l driver.Lease, err error) (driver.Lease, error) {
+	b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
+		acquire := sound
+		if acquire == nil {
+			acquire = b.Backend.Acquire
+		}
+		l, err := acquire(ctx, req)
 		return change(ctx, req, l, err)
-	})
+	}
 }
 
 // renews plants a bug in what is made of the answer to a renewal.
 func (b *broken) renews(change func(ctx context.Context, l *brokenLease, r *driver.Renewal, g driver.Grant, err error) (driver.Grant, error)) {
 	sound := b.renew
-	if sound == nil {
-		sound = func(ctx context.Context, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
-			return l.Lease.Renew(ctx, r)
+	b.renew = func(ctx context.Context, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
+		renew := sound
+		if renew == nil {
+			renew = func(ctx context.Context, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
+				return l.Lease.Renew(ctx, r)
+			}
 		}
-	}
-	b.renews(func(ctx context.Context, l *brokenLease, r *driver.Renewal, g driver.Grant, err error) (driver.Grant, error) {
+		g, err := renew(ctx, l, r)
 		return change(ctx, l, r, g, err)
-	})
+	}
 }
 
 // grantUntil returns the grant of a lease as if it had just been renewed with this TTL.
@@ -195,6 +199,17 @@ func elsewhere(req *driver.Request) *driver.Request {
 	return &other
 }
 
+// checkThenSet plants a bug: of two that find a key free, the second takes it from the first.
+func checkThenSet(b *broken) {
+	b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
+		if s, err := b.Lookup(ctx, req.Key); err == nil && len(s.Holders) == 0 && len(req.Key) > 0 {
+			time.Sleep(time.Millisecond)
+			b.Expire(req.Key)
+		}
+		return b.Backend.Acquire(ctx, req)
+	}
+}
+
 // memoryBugs are planted in a memory backend.
 var memoryBugs = []bug{
 	{name: "a finding has no code", want: "operator/check", rule: "driver.Inspector", says: "code", plant: func(b *broken) {
@@ -204,13 +219,17 @@ var memoryBugs = []bug{
 		b.code = func(code string) string { return "One process" }
 	}},
 	{name: "two spaces", want: "basic/held", rule: "exclusion", plant: func(b *broken) { b.Backend = memory.New() }},
-	{name: "check, then set", want: "exclusion/race", rule: "exclusion", plant: func(b *broken) {
+	{name: "check, then set", want: "exclusion/race", rule: "exclusion", plant: checkThenSet},
+	{name: "check, then set, one at a time in each client", want: "exclusion/race-clients", rule: "exclusion", plant: func(b *broken) {
+		checkThenSet(b)
+		racy, turn := b.acquire, make(chan struct{}, 1)
 		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
-			if s, err := b.Lookup(ctx, req.Key); err == nil && len(s.Holders) == 0 && len(req.Key) > 0 {
-				time.Sleep(time.Millisecond)
-				b.Expire(req.Key)
+			if req.Wait {
+				return b.Backend.Acquire(ctx, req)
 			}
-			return b.Backend.Acquire(ctx, req)
+			turn <- struct{}{}
+			defer func() { <-turn }()
+			return racy(ctx, req)
 		}
 	}},
 	{name: "reentrant", want: "exclusion/reentrancy", rule: "rule 6", plant: func(b *broken) {

@@ -202,7 +202,7 @@ var operatorBugs = []bug{
 			return l.Lease.Renew(ctx, &fit)
 		}
 	}},
-	{name: "the renewal of a lease that was released is an outage", want: "verdict/lost", rule: "driver.Lease.Renew", says: "never said that the lease is over", plant: func(b *broken) {
+	{name: "the renewal of a lease that was released is an outage", want: "verdict/lost", rule: "driver.Lease.Renew", says: "gave no certain answer", plant: func(b *broken) {
 		b.renews(func(ctx context.Context, l *brokenLease, r *driver.Renewal, g driver.Grant, err error) (driver.Grant, error) {
 			if errors.Is(err, driver.ErrLost) {
 				err = errors.New("no such lock")

@@ -159,20 +159,15 @@ func cancelledRelease(r *run) {
 
 // releaseCtx releases a valid lease under a context that may have ended.
 func (r *run) releaseCtx(ctx context.Context, l *lease) {
-	for inDoubt := false; ; inDoubt = true {
+	v, doubtful, err := r.settle(undoes, "Release under a context that may have ended", func() error {
 		err := l.Release(ctx)
-		v := r.saw(err)
-		switch {
-		case v == granted, v == lost && (inDoubt || !r.valid(l)):
-			return
-		case ctx.Err() != nil && errors.Is(err, ctx.Err()):
+		if err != nil && ctx.Err() != nil && errors.Is(err, ctx.Err()) {
 			r.fatal(undoes, "Release under a context that has ended gives that context's error: %v", err)
-		case v != later && v != unknown:
-			r.fatal(releasing, "Release gives %v: %v", v, err)
 		}
-		if !r.pause(poll) {
-			r.fatal(undoes, "Release did not succeed under a context that has ended: %v", err)
-		}
+		return err
+	})
+	if v != granted && (v != lost || !doubtful && r.valid(l)) {
+		r.fatal(releasing, "Release gives %v: %v", v, err)
 	}
 }
 

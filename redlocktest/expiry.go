@@ -103,25 +103,6 @@ func staleAfterExpiry(r *run) {
 	r.release(next)
 }
 
-// lostQuietly asserts that Renew returns ErrLost, and does not release the lease.
-func (r *run) lostQuietly(l *lease) {
-	for {
-		_, err := l.Renew(r.ctx, &driver.Renewal{TTL: r.long()})
-		switch v := r.saw(err); v {
-		case lost:
-			return
-		case granted:
-			r.fatal(renewing, "Renew succeeded for a lease that was over, while another owner has the key")
-		case later, unknown:
-		default:
-			r.fatal(fourOutcomes, "Renew of a lease that is over gives %v: %v", v, err)
-		}
-		if !r.pause(poll) {
-			r.fatal(renewing, "Renew never said that the lease is over; the last error: %v", err)
-		}
-	}
-}
-
 // renewNeverRecreates checks that Renew of an expired lease leaves a free key free.
 func renewNeverRecreates(r *run) {
 	a, b := r.pair()
@@ -170,22 +151,10 @@ func neverRevived(r *run) {
 		for len(r.lookup(b, key).Holders) > 0 && r.pause(poll) {
 		}
 	}
-	for {
-		_, err := old.Renew(r.ctx, &driver.Renewal{TTL: r.long()})
-		switch v := r.saw(err); v {
-		case lost:
-			r.free(b, key)
-			return
-		case granted:
-			r.suspect(renewing, "Renew took a free key again: the lease of %v had been over for %v", t.ttl, time.Since(t.received.Add(t.ttl)).Round(time.Millisecond))
-		case later, unknown:
-		default:
-			r.fatal(fourOutcomes, "Renew of a lease that is over gives %v: %v", v, err)
-		}
-		if !r.pause(poll) {
-			r.fatal(renewing, "Renew never said that the lease is over; the last error: %v", err)
-		}
+	if r.renewEnded(old) == granted {
+		r.suspect(renewing, "Renew took a free key again: the lease of %v had been over for %v", t.ttl, time.Since(t.received.Add(t.ttl)).Round(time.Millisecond))
 	}
+	r.free(b, key)
 }
 
 // expiresInTime checks the bound on Expires with a TTL whose drift is longer than

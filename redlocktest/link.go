@@ -200,7 +200,7 @@ func resetWaiter(r *run) {
 	a, b := r.pair()
 	key := r.key()
 	l := r.grant(a, driver.Request{Key: key})
-	woken := r.async(func() { r.release(r.asDlock(b, key)) })
+	woken := r.async(func() { r.release(r.asDlock(b, driver.Request{Key: key})) })
 	for range 3 {
 		r.pause(20 * time.Millisecond)
 		r.reset(b)
@@ -209,12 +209,14 @@ func resetWaiter(r *run) {
 	r.join(woken)
 }
 
-// asDlock acquires a key by waiting as package dlock does.
-func (r *run) asDlock(b driver.Backend, key string) *lease {
+// asDlock acquires as package dlock does: by a waiting call if the backend queues, else after
+// signals if it can watch, else by polling.
+func (r *run) asDlock(b driver.Backend, req driver.Request) *lease {
 	if _, ok := b.(driver.Watcher); ok && !r.info.Features.Has(driver.FeatureQueueing) {
-		return r.watchUntil(b, driver.Request{Key: key})
+		return r.watchUntil(b, req)
 	}
-	l, _ := r.eventuallyRule(waiting, b, driver.Request{Key: key, Wait: true}, nil)
+	req.Wait = true
+	l, _ := r.eventuallyRule(waiting, b, req, nil)
 	return l
 }
 
@@ -238,7 +240,7 @@ func silentWaiter(r *run) {
 		return unheard
 	}
 	first, second := queue(gone), queue(silent)
-	woken := r.async(func() { r.release(r.asDlock(alive, key)) })
+	woken := r.async(func() { r.release(r.asDlock(alive, driver.Request{Key: key})) })
 	r.pause(20 * time.Millisecond)
 	heal := r.cutOff(silent)
 	if err := gone.Close(); err != nil {

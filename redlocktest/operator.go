@@ -111,17 +111,8 @@ func (r *run) list(b driver.Backend, prefix string, most int) []string {
 
 // inspect asks until there is an answer.
 func (r *run) inspect(what string, ask func() error) {
-	for {
-		err := ask()
-		switch v := r.saw(err); {
-		case v == granted:
-			return
-		case v != unknown && v != later:
-			r.fatal(inspecting, "%s gives %v: %v", what, v, err)
-		}
-		if !r.pause(poll) {
-			r.fatal(inspecting, "%s fails: %v", what, err)
-		}
+	if v, _, err := r.settle(inspecting, what, ask); v != granted {
+		r.fatal(inspecting, "%s gives %v: %v", what, v, err)
 	}
 }
 
@@ -187,17 +178,12 @@ func breakLock(r *run) {
 
 // breaks asserts that Break breaks a lock, or does nothing.
 func (r *run) breaks(admin driver.Admin, key string, h driver.Holder, done bool, with string) {
-	for inDoubt := false; ; inDoubt = true {
-		err := admin.Break(r.ctx, key, h)
-		switch v := r.saw(err); {
-		case done && (v == granted || v == lost && inDoubt), !done && v == lost:
-			return
-		case v == unknown && r.pause(poll): // perhaps it did
-		case done:
-			r.fatal(breaking, "Break with %s gives %v: %v", with, v, err)
-		default:
-			r.fatal(breaking, "Break with %s gives %v, not ErrLost: %v", with, v, err)
-		}
+	v, doubtful, err := r.settle(breaking, "Break with "+with, func() error { return admin.Break(r.ctx, key, h) })
+	switch {
+	case done && v != granted && (v != lost || !doubtful):
+		r.fatal(breaking, "Break with %s gives %v: %v", with, v, err)
+	case !done && v != lost:
+		r.fatal(breaking, "Break with %s gives %v, not ErrLost: %v", with, v, err)
 	}
 }
 

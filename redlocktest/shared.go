@@ -152,18 +152,6 @@ func (r *run) compatible(key string, modes []driver.Mode, leases []*lease) {
 	r.free(r.client(), key)
 }
 
-// waits acquires as package dlock does: by a waiting call if the backend queues, else after
-// signals if it can watch, else by polling.
-func (r *run) waits(b driver.Backend, req driver.Request) *lease {
-	_, watcher := b.(driver.Watcher)
-	if watcher && !r.info.Features.Has(driver.FeatureQueueing) {
-		return r.watchUntil(b, req)
-	}
-	req.Wait = true
-	l, _ := r.eventuallyRule(waiting, b, req, nil)
-	return l
-}
-
 // sharedWaiters checks that all waiting readers get the lock together when an exclusive owner
 // releases it.
 func sharedWaiters(r *run) {
@@ -179,7 +167,7 @@ func sharedWaiters(r *run) {
 			all = append(all, r.async(func() {
 				entered := sync.OnceFunc(in.Done)
 				defer entered()
-				share := r.waits(clients[i%len(clients)], driver.Request{Key: key, Mode: driver.Shared})
+				share := r.asDlock(clients[i%len(clients)], driver.Request{Key: key, Mode: driver.Shared})
 				entered()
 				in.Wait() // no reader releases before all have the lock
 				r.release(share)
@@ -197,7 +185,7 @@ func writerWaits(r *run) {
 	for i := range r.h.times(6) {
 		key := r.key()
 		shares := []*lease{r.share(clients[0], key), r.share(clients[1], key), r.share(clients[0], key)}
-		woken := r.async(func() { r.release(r.waits(clients[i%len(clients)], driver.Request{Key: key})) })
+		woken := r.async(func() { r.release(r.asDlock(clients[i%len(clients)], driver.Request{Key: key})) })
 		r.pause(rand.N(4 * time.Millisecond))
 		for _, l := range shares {
 			r.release(l)
@@ -243,7 +231,7 @@ func (r *run) starve(clients []driver.Backend) {
 		}))
 	}
 	writer := r.async(func() {
-		r.release(r.waits(clients[len(clients)-1], driver.Request{Key: key}))
+		r.release(r.asDlock(clients[len(clients)-1], driver.Request{Key: key}))
 	})
 	r.pause(20 * time.Millisecond)
 	r.release(first)

@@ -220,7 +220,7 @@ func crowd(r *run) {
 	for i := range leases {
 		key := r.key()
 		leases[i] = r.grant(b, driver.Request{Key: key})
-		woken = append(woken, r.async(func() { r.release(r.asDlock(b, key)) }))
+		woken = append(woken, r.async(func() { r.release(r.asDlock(b, driver.Request{Key: key})) }))
 	}
 	r.pause(50 * time.Millisecond) // until most wait; the others come later
 	served := r.async(func() {

@@ -17,21 +17,15 @@ var watchCases = []testCase{
 	{name: "waiters", needs: []condition{watches}, do: watchWaiters},
 }
 
-func (r *run) watch(ctx context.Context, b driver.Backend, key string) <-chan struct{} {
-	for {
-		ch, err := b.(driver.Watcher).Watch(ctx, key)
-		switch v := r.saw(err); {
-		case v == granted && ch == nil:
-			r.fatal(watching, "Watch returned neither a channel nor an error")
-		case v == granted:
-			return ch
-		case v != unknown && v != later:
-			r.fatal(watching, "Watch gives %v: %v", v, err)
-		}
-		if !r.pause(poll) {
-			r.fatal(watching, "Watch fails: %v", err)
-		}
+func (r *run) watch(ctx context.Context, b driver.Backend, key string) (ch <-chan struct{}) {
+	v, _, err := r.settle(watching, "Watch", func() (err error) {
+		ch, err = b.(driver.Watcher).Watch(ctx, key)
+		return err
+	})
+	if v != granted || ch == nil {
+		r.fatal(watching, "Watch gives a channel: %v, and %v: %v", ch != nil, v, err)
 	}
+	return ch
 }
 
 // value waits for a value of a watch.
