@@ -1,8 +1,7 @@
-package main
+package trackrecord
 
 import (
 	"context"
-	"flag"
 	"fmt"
 	"maps"
 	"os"
@@ -21,7 +20,11 @@ import (
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
-var whole = flag.Bool("whole", false, "run all cases of the suite on every library, and compare what fails with the tables here: minutes")
+func init() {
+	dlock.Register("redsync", library{open: openRedsync})
+	dlock.Register("redislock", library{open: openRedislock})
+	dlock.Register("valkeylock", library{open: openValkeylock, session: true})
+}
 
 // A subject is a library with the parameters of one way to use it.
 type subject struct {
@@ -29,9 +32,6 @@ type subject struct {
 	nodes              int
 	// known maps each case that fails, or the stress, to a part of its message: the table of README.md.
 	known map[string]string
-	// also are cases that fail for the same reasons, but not in every run.
-	also []string
-	skip map[string]string
 	// process opens clients in processes of their own as well, whose wall clocks are wrong.
 	process bool
 }
@@ -50,23 +50,17 @@ const (
 
 var subjects = []subject{
 	{scheme: "redsync", nodes: 1,
-		known: map[string]string{"fault/lost-reply-acquire": ownRetry, "fault/slow-deadline": tooLate, "stress": inStress},
-		also:  []string{"fault/pause", "close/busy", "history/faults"}},
+		known: map[string]string{"fault/lost-reply-acquire": ownRetry, "fault/slow-deadline": tooLate, "stress": inStress}},
 	{scheme: "redsync", parameters: "?context_timeout=true", nodes: 1,
-		known: map[string]string{"fault/slow-deadline": leftKey},
-		also:  []string{"fault/slow-expires", "fault/lost-reply-acquire", "close/busy", "history/faults", "stress"}},
+		known: map[string]string{"fault/slow-deadline": leftKey}},
 	{scheme: "redsync", nodes: 3,
-		known: map[string]string{"exclusion/race": noWinner, "cancel/during": leftKey},
-		also:  []string{"exclusion/race-clients", "wait/cancelled-gets-nothing", "fault/pause", "fault/slow-deadline", "fault/lost-reply-acquire", "close/busy", "history/faults", "stress"}},
+		known: map[string]string{"exclusion/race": noWinner, "cancel/during": leftKey}},
 	{scheme: "redislock", nodes: 1,
-		known: map[string]string{"fault/slow-deadline": tooLate, "stress": inStress},
-		also:  []string{"fault/pause", "close/busy", "history/faults"}},
+		known: map[string]string{"fault/slow-deadline": tooLate, "stress": inStress}},
 	{scheme: "redislock", parameters: "?context_timeout=true", nodes: 1,
-		known: map[string]string{"fault/slow-deadline": leftKey},
-		also:  []string{"close/busy", "history/faults", "stress"}},
+		known: map[string]string{"fault/slow-deadline": leftKey}},
 	{scheme: "valkeylock", parameters: "?validity=500ms", nodes: 1,
-		known: map[string]string{"fault/partition": notTold, "process/exclude": two, "fault/lost-reply-acquire": ownRetry, "leak/goroutines-lease": each},
-		skip:  map[string]string{"fault/restart": "its locks outlive the connection"}, process: true},
+		known: map[string]string{"fault/partition": notTold, "process/exclude": two, "fault/lost-reply-acquire": ownRetry, "leak/goroutines-lease": each}, process: true},
 }
 
 func (s *subject) String() string { return fmt.Sprintf("%s%s/%d", s.scheme, s.parameters, s.nodes) }
@@ -82,19 +76,9 @@ func (s *subject) harness(t *testing.T) redlocktest.Harness {
 	h := fault.HarnessOf(addrs, func(via []string) (driver.Backend, error) {
 		return dlock.OpenBackend(s.scheme + "://" + strings.Join(via, ",") + s.parameters)
 	})
-	all := func(f func(*server.Server) error) func() error {
-		return func() error {
-			for _, s := range servers {
-				if err := f(s); err != nil {
-					return err
-				}
-			}
-			return nil
-		}
-	}
-	h.Faults.Pause, h.Faults.Resume = all((*server.Server).Pause), all((*server.Server).Resume)
-	h.Faults.Kill = all((*server.Server).Kill)
-	h.Faults.Restart = func(bool) error { return all((*server.Server).Start)() }
+	nodes := server.Group{Nodes: servers}
+	h.Faults.Pause, h.Faults.Resume = nodes.Pause, nodes.Resume
+	h.Faults.Kill, h.Faults.Restart = nodes.Kill, nodes.StartAgain
 	h.Residue = func(context.Context) (found []string, err error) {
 		for _, s := range servers {
 			keys, err := s.Do("KEYS", "*")
@@ -107,7 +91,7 @@ func (s *subject) harness(t *testing.T) redlocktest.Harness {
 		}
 		return found, nil
 	}
-	h.Short, h.Skip = true, s.skip
+	h.Short = true
 	if s.process {
 		h.Process = func() (*redlocktest.Client, error) {
 			return redlocktest.StartClient(s.scheme + "://" + strings.Join(addrs, ",") + s.parameters)
@@ -116,29 +100,9 @@ func (s *subject) harness(t *testing.T) redlocktest.Harness {
 	return h
 }
 
-// TestMain keeps the records of failures that must come in a folder that goes with them.
 func TestMain(m *testing.M) {
 	redlocktest.ServeClient(func(url string) (driver.Backend, error) { return dlock.OpenBackend(url) })
-	os.Exit(run(m))
-}
-
-func run(m *testing.M) int {
-	dir, err := os.MkdirTemp("", "redlocktest-track")
-	if err != nil {
-		panic(err)
-	}
-	for _, name := range []string{"TMPDIR", "TMP"} {
-		if err := os.Setenv(name, dir); err != nil {
-			panic(err)
-		}
-	}
-	code := m.Run()
-	if code == 0 { // failures name files in this folder
-		if err := os.RemoveAll(dir); err != nil {
-			panic(err)
-		}
-	}
-	return code
+	m.Run()
 }
 
 // TestKnownFailures runs the cases of README.md's table. A case that passes now is reported:
@@ -164,6 +128,7 @@ func TestKnownFailures(t *testing.T) {
 // fails runs a case ten times, because only a race shows some failures, and asserts that it fails with
 // this message at least once; the log says how often.
 func fails(t *testing.T, h redlocktest.Harness, says string) {
+	t.Setenv("TMPDIR", t.TempDir()) // failures name files in it
 	const runs = 10
 	h.Timeout = 4 * time.Second
 	var shown, last *redlocktest.Failure
@@ -203,29 +168,6 @@ func stressed(t *testing.T, h redlocktest.Harness) []*redlocktest.Failure {
 	return report.Failures
 }
 
-// TestWhole finds cases that fail and are not in the tables.
-func TestWhole(t *testing.T) {
-	if !*whole {
-		t.Skip("takes minutes: -whole")
-	}
-	for _, s := range subjects {
-		t.Run(s.String(), func(t *testing.T) {
-			h := s.harness(t)
-			h.Timeout = 2 * time.Minute // behind a link that hangs a call of redsync takes one
-			report, err := redlocktest.Examine(t.Context(), h, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
-			for _, f := range report.Failures() {
-				t.Logf("%s: %.300s", f.Case, f.Text)
-				if says, ok := s.known[f.Case]; (!ok || !strings.Contains(f.Text, says)) && !slices.Contains(s.also, f.Case) {
-					t.Errorf("%s fails, and is not known to", f.Case)
-				}
-			}
-		})
-	}
-}
-
 // testCommand matches the command of a row about our drivers: a folder and a test.
 var testCommand = regexp.MustCompile("`go test (?:-C |\\./)(\\S+) (?:-race )?-run (\\w+)\\S*` \\|$")
 
@@ -239,7 +181,7 @@ func TestTheTableIsWhole(t *testing.T) {
 	rows := strings.Split(string(text), "\n")
 	for _, s := range subjects {
 		url := s.scheme + "://127.0.0.1:6379" + strings.Repeat(",…", min(1, s.nodes-1)) + s.parameters
-		for _, name := range slices.Concat(slices.Collect(maps.Keys(s.known)), s.also) {
+		for _, name := range slices.Sorted(maps.Keys(s.known)) {
 			if !slices.ContainsFunc(rows, func(r string) bool {
 				return strings.HasPrefix(r, "| `"+url+"` |") && strings.Contains(r, "`"+name+"`")
 			}) {
