@@ -10,22 +10,23 @@ import (
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
+// New servers vote at once when that is stated; then their number and their terms are changed.
 func TestBootstrapStatesThatServersAreNew(t *testing.T) {
 	if testing.Short() {
-		t.Skip("short: it waits for a restart guard")
+		t.Skip("short: it waits for restart guards")
 	}
 	t.Parallel()
 	w := newWorld(t)
-	var three, five string
+	const options = ",node_timeout=2s" // a busy machine answers in that
+	var urls []string
+	three := func(more string) string { return "redlock:" + strings.Join(urls[:3], ",") + options + more }
+	five := func(more string) string { return "redlock:" + strings.Join(urls, ",") + options + more }
 	for attempt := 1; ; attempt++ {
-		urls := make([]string, 5)
-		for i := range urls {
-			urls[i] = "redis://" + server.Redis(t).Addr()
+		urls = nil
+		for range 5 {
+			urls = append(urls, "redis://"+server.Redis(t).Addr())
 		}
-		const options = ",restart_guard=6s,node_timeout=2s" // a busy machine answers in that
-		three = "redlock:" + strings.Join(urls[:3], ",") + options
-		five = "redlock:" + strings.Join(urls, ",") + options
-		code, stdout, stderr := w.run("bootstrap", "--url", three)
+		code, stdout, stderr := w.run("bootstrap", "--url", three(",restart_guard=6s"))
 		if code == 0 && strings.Contains(stdout, "at once") {
 			break
 		}
@@ -33,83 +34,44 @@ func TestBootstrapStatesThatServersAreNew(t *testing.T) {
 			t.Fatalf("exit code %d, stdout %q, stderr %q", code, stdout, stderr)
 		}
 	}
-	run := func(url string) []string {
-		return []string{"run", "--ttl", "4s", "--wait", "0", "--url", url, "k", "--", "true"}
+	// try is a run with a TTL; it ends with a code, and says something.
+	try := func(code int, url, ttl, wait, says string) {
+		t.Helper()
+		if _, stderr := w.want(code, "run", "--ttl", ttl, "--wait", wait, "--url", url, "k", "--", "true"); !strings.Contains(stderr, says) {
+			t.Errorf("stderr is %q, want %q in it", stderr, says)
+		}
 	}
-
-	w.want(0, "run", "--ttl", "4s", "--wait", "1m", "--url", three, "k", "--", "true")
-	if _, stderr := w.want(exitUnavailable, "bootstrap", "--url", three); !strings.Contains(stderr, "remember") {
-		t.Errorf("stderr is %q", stderr)
+	// state is a bootstrap; it ends with a code, and says something so many times.
+	state := func(code int, url string, n int, says string, flags ...string) {
+		t.Helper()
+		stdout, stderr := w.want(code, append([]string{"bootstrap", "--url", url}, flags...)...)
+		if got := strings.Count(stdout+stderr, says); got != n {
+			t.Errorf("%q: %q is said %d times, want %d: %s%s", flags, says, got, n, stdout, stderr)
+		}
 	}
+	try(0, three(",restart_guard=6s"), "4s", "1m", "")
+	state(exitUnavailable, three(",restart_guard=6s"), 1, "remember")
 
 	// Five nodes are another quorum than three, and neither works beside the other.
-	if _, stderr := w.want(exitUnavailable, run(five)...); !strings.Contains(stderr, "quorum of 3") {
-		t.Errorf("stderr is %q", stderr)
-	}
+	try(exitUnavailable, five(",restart_guard=6s"), "4s", "0", "quorum of 3")
 	stated := time.Now()
-	if out, _ := w.want(0, "bootstrap", "--nodes", "--url", five); !strings.Contains(out, "one restart guard") {
-		t.Errorf("stdout is %q", out)
-	}
-	if _, stderr := w.want(exitUnavailable, run(three)...); !strings.Contains(stderr, "quorum of 5") {
-		t.Errorf("stderr is %q", stderr)
-	}
-	if code, _, stderr := w.run(run(five)...); time.Since(stated) < 6*time.Second && !late.MatchString(stderr) && (code != exitUnavailable || !strings.Contains(stderr, "number of nodes")) {
+	state(0, five(",restart_guard=6s"), 1, "one restart guard", "--nodes")
+	try(exitUnavailable, three(",restart_guard=6s"), "4s", "0", "quorum of 5")
+	code, _, stderr := w.run("run", "--ttl", "4s", "--wait", "0", "--url", five(",restart_guard=6s"), "k", "--", "true")
+	if time.Since(stated) < 6*time.Second && !late.MatchString(stderr) && (code != exitUnavailable || !strings.Contains(stderr, "number of nodes")) {
 		t.Errorf("exit code %d, stderr is %q", code, stderr)
 	}
-	w.want(0, "run", "--ttl", "4s", "--wait", "1m", "--url", five, "k", "--", "true")
-}
+	try(0, five(",restart_guard=6s"), "4s", "1m", "")
 
-func TestBootstrapShowsAndChangesTerms(t *testing.T) {
-	if testing.Short() {
-		t.Skip("short: it waits for two restart guards")
-	}
-	t.Parallel()
-	w := newWorld(t)
-	urls := make([]string, 3)
-	for i := range urls {
-		urls[i] = "redis://" + server.Redis(t).Addr()
-	}
-	url := func(options string) string { return "redlock:" + strings.Join(urls, ",") + ",prefix=terms/" + options }
-	run := func(url, ttl string) []string {
-		return []string{"run", "--ttl", ttl, "--wait", "1m", "--url", url, "k", "--", "true"}
-	}
-	one, six := url(",restart_guard=4s"), url(",restart_guard=6s,clock_allowance=200ms")
-	says := func(out string, n int, part string) {
-		t.Helper()
-		if got := strings.Count(out, part); got != n {
-			t.Errorf("%q is said %d times, want %d: %s", part, got, n, out)
-		}
-	}
-
-	out, _ := w.want(0, "bootstrap", "--dry-run", "--url", one)
-	says(strings.ReplaceAll(out, "unused", "new"), 3, "new") // or not so new any more
-	if _, stderr := w.want(exitUnavailable, "bootstrap", "--terms", "--url", one); !strings.Contains(stderr, "has no terms to change") {
-		t.Errorf("stderr is %q", stderr)
-	}
-	eventually(t, "the servers count as new", func() bool { // the answer to a statement may be late
-		code, _, stderr := w.run("bootstrap", "--url", one)
-		return code == 0 || strings.Contains(stderr, "remember")
-	})
-	w.want(0, run(one, "4s")...)
-	if _, stderr := w.want(exitUnavailable, "run", "--ttl", "6s", "--wait", "0", "--url", six, "k", "--", "true"); !strings.Contains(stderr, "restart_guard is 6s") || !strings.Contains(stderr, "4s") || !strings.Contains(stderr, "dlock bootstrap --terms") {
-		t.Errorf("stderr is %q", stderr)
-	}
-	out, _ = w.want(0, "bootstrap", "--terms", "--dry-run", "--url", six)
-	says(out, 3, "kept: 3 nodes, restart_guard 4s, clock_allowance 100ms")
-	says(out, 1, "this URL: 3 nodes, restart_guard 6s, clock_allowance 200ms")
-	says(out, 0, "become")
-
-	out, _ = w.want(0, "bootstrap", "--terms", "--url", six)
-	says(out, 3, "; set")
+	longer := five(",restart_guard=8s,clock_allowance=200ms")
+	try(exitUnavailable, longer, "8s", "0", "dlock bootstrap --terms")
+	state(0, longer, 5, "kept: 5 nodes, restart_guard 6s, clock_allowance 100ms", "--terms", "--dry-run")
+	state(0, longer, 1, "this URL: 5 nodes, restart_guard 8s, clock_allowance 200ms", "--terms", "--dry-run")
+	state(0, longer, 5, "; set", "--terms")
 	eventually(t, "the terms have changed", func() bool { // when every lease that was granted before has ended
-		code, _, _ := w.run("run", "--ttl", "6s", "--wait", "0", "--url", six, "k", "--", "true")
+		code, _, _ := w.run("run", "--ttl", "8s", "--wait", "0", "--url", longer, "k", "--", "true")
 		return code == 0
 	})
-	out, _ = w.want(0, "bootstrap", "--dry-run", "--url", one)
-	says(out, 3, "restart_guard 6s")
-	for _, bad := range []string{",restart_guard=4s,clock_allowance=5s", ",restart_guard=4s,node_timeout=5s"} {
-		if _, stderr := w.want(exitUsage, "bootstrap", "--terms", "--url", url(bad)); !strings.Contains(stderr, "restart guard, 4s") {
-			t.Errorf("%s: %q", bad, stderr)
-		}
-	}
+	state(0, five(",restart_guard=6s"), 5, "restart_guard 8s", "--dry-run")
+	state(exitUsage, five(",restart_guard=4s,clock_allowance=5s"), 1, "restart guard, 4s", "--terms")
 }

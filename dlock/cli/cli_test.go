@@ -251,6 +251,14 @@ func (p *proc) waitFor(d time.Duration) int {
 	return p.ProcessState.ExitCode()
 }
 
+// ends waits for the end, and checks the exit code and that stderr has a text.
+func (p *proc) ends(code int, says string) {
+	p.t.Helper()
+	if got := p.wait(); got != code || !strings.Contains(p.err.String(), says) {
+		p.t.Errorf("dlock %q: exit code %d, want %d; stderr is %q, want %q in it", p.Args[1:], got, code, &p.err, says)
+	}
+}
+
 func (p *proc) signal(s syscall.Signal) {
 	p.t.Helper()
 	if err := p.Process.Signal(s); err != nil {
@@ -325,6 +333,21 @@ func (w *world) want(code int, args ...string) (stdout, stderr string) {
 		w.t.Errorf("dlock %q: %d lines on stderr, want at most one: %s", args, n, stderr)
 	}
 	return stdout, stderr
+}
+
+// hold holds keys of the world's locks in this process.
+func (w *world) hold(url string, keys ...string) {
+	w.t.Helper()
+	c, err := dlock.OpenURL(url, dlock.WithLogger(nil))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() { _ = c.Close() }) // ends the locks
+	for _, key := range keys {
+		if _, err := c.TryLock(w.t.Context(), key); err != nil {
+			w.t.Fatal(err)
+		}
+	}
 }
 
 // json runs dlock to its end, and decodes what it writes.

@@ -4,7 +4,6 @@ package cli
 
 import (
 	"os"
-	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -30,12 +29,8 @@ func TestALeaderThatLostQueuesAgain(t *testing.T) {
 			token := w.states("k")[0].Holders[0].Fence
 			w.want(0, "unlock", "k", "--token", number10(token))
 			// Which of them leads next is open.
-			if code := a.wait(); code != 3 || !strings.Contains(a.err.String(), "was lost") {
-				t.Errorf("a exits with %d: %s", code, &a.err)
-			}
-			if code := b.wait(); code != 4 {
-				t.Errorf("b exits with %d: %s", code, &b.err)
-			}
+			a.ends(3, "was lost")
+			b.ends(4, "")
 			if alive(first) {
 				t.Error("the command of the term that was lost lives on")
 			}
@@ -51,11 +46,9 @@ func TestASignalEndsALeaderAndACandidate(t *testing.T) {
 	b := w.start("elect", "k", "--", "touch", "ran")
 	b.signal(syscall.SIGCONT) // it runs; whether it waits already does not matter
 	a.signal(syscall.SIGTERM)
-	if code := a.wait(); code != exitSignal+15 {
-		t.Errorf("the leader exits with %d: %s", code, &a.err)
-	}
-	if code := b.wait(); code != 0 || !w.exists("ran") {
-		t.Errorf("the next leader exits with %d: %s", code, &b.err)
+	a.ends(exitSignal+15, "")
+	if b.ends(0, ""); !w.exists("ran") {
+		t.Error("the next leader ran nothing")
 	}
 }
 

@@ -45,9 +45,7 @@ func TestTheCommandsStreamsAreOurs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if code := p.wait(); code != 0 {
-		t.Errorf("exit code %d", code)
-	}
+	p.ends(0, "")
 	if out, errs := p.out.String(), p.err.String(); out != "in\nnine\n"+dir+"\n" || errs != "err\n" {
 		t.Errorf("stdout %q, stderr %q", out, errs)
 	}
@@ -147,11 +145,9 @@ func TestASignalEndsTheWaitAndLeavesNothing(t *testing.T) {
 	_, release := w.holder("k")
 	for _, s := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP} {
 		p := w.start("run", "--verbose", "k", "--", "touch", "ran")
-		eventually(t, "the wait", func() bool { return w.waits(p) })
+		eventually(t, "the wait", func() bool { return strings.Contains(p.err.String(), "waits for") })
 		p.signal(s)
-		if code := p.wait(); code != 128+int(s) {
-			t.Errorf("%v: exit code %d", s, code)
-		}
+		p.ends(128+int(s), "waits for")
 	}
 	release()
 	w.want(0, "run", "--wait", "1m", "k", "--", "true")
@@ -159,9 +155,6 @@ func TestASignalEndsTheWaitAndLeavesNothing(t *testing.T) {
 		t.Error("the command was run")
 	}
 }
-
-// waits reports whether a dlock that must be verbose has begun to wait.
-func (w *world) waits(p *proc) bool { return strings.Contains(p.err.String(), "waits for") }
 
 func TestSignalsArePassedOn(t *testing.T) {
 	t.Parallel()
@@ -187,15 +180,11 @@ while [ ! -e go ]; do sleep 0.2 & wait; done`
 	p.signal(syscall.SIGCONT)
 	eventually(t, "its going on", func() bool { return status(pid) != 'T' })
 	w.put("go", "")
-	if code := p.wait(); code != 0 {
-		t.Errorf("exit code %d, stderr: %s", code, &p.err)
-	}
+	p.ends(0, "")
 	p = w.start("run", "k", "--", "sh", "-c", "echo $$ > pid2; exec sleep 100")
 	w.pid("pid2")
 	p.signal(syscall.SIGTERM)
-	if code := p.wait(); code != 128+15 {
-		t.Errorf("a command that ends by SIGTERM: exit code %d", code)
-	}
+	p.ends(128+15, "")
 }
 
 func TestAtLeastKeepsTheLock(t *testing.T) {
@@ -212,9 +201,7 @@ func TestAtLeastKeepsTheLock(t *testing.T) {
 	if since := time.Since(start); since < 2*time.Second {
 		t.Errorf("the lock was kept for %v", since)
 	}
-	if code := p.wait(); code != 0 {
-		t.Errorf("exit code %d", code)
-	}
+	p.ends(0, "")
 }
 
 // While dlock waits for a backend that is out of reach it says so when that begins, and then once

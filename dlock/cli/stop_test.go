@@ -3,6 +3,7 @@
 package cli
 
 import (
+	"fmt"
 	"os"
 	"strconv"
 	"strings"
@@ -20,9 +21,9 @@ echo $$ > pid
 while :; do date +%s%N >> beats; sleep 0.2 & wait; done`
 
 // nanos reads a time that a command wrote.
-func (w *world) nanos(name string) time.Time {
+func (w *world) nanos(text string) time.Time {
 	w.t.Helper()
-	n, err := strconv.ParseInt(w.content(name), 10, 64)
+	n, err := strconv.ParseInt(text, 10, 64)
 	if err != nil {
 		w.t.Skip("date has no nanoseconds here: ", err)
 	}
@@ -37,8 +38,7 @@ func (w *world) lastBeat() time.Time {
 		w.t.Fatal(err)
 	}
 	beats := strings.Fields(string(b))
-	w.put("last", beats[len(beats)-1]+"\n")
-	return w.nanos("last")
+	return w.nanos(beats[len(beats)-1])
 }
 
 // The TTL in tests in which a command must act between SIGTERM and SIGKILL, or must have ended
@@ -58,21 +58,13 @@ func calm() (ttl string, term time.Duration) {
 func (w *world) termed(ended, deadline time.Time, term time.Duration) time.Time {
 	w.t.Helper()
 	if w.exists("termed") {
-		return w.nanos("termed")
+		return w.nanos(w.content("termed"))
 	}
 	if before := deadline.Sub(ended); before > term/2 {
 		w.t.Fatalf("the command was killed %v before the deadline, without SIGTERM before it", before)
 	}
 	w.t.Skip("the command did not run between SIGTERM and SIGKILL")
 	return time.Time{}
-}
-
-// inTime checks that a command ended before the deadline of its lease.
-func (w *world) inTime(last, deadline time.Time) {
-	w.t.Helper()
-	if late := last.Sub(deadline); late >= 0 && !testing.Short() {
-		w.t.Errorf("the command ended %v after the deadline of its lease", late)
-	}
 }
 
 func (w *world) deadline() time.Time {
@@ -84,31 +76,34 @@ func (w *world) deadline() time.Time {
 	return d
 }
 
+// Neither a renewal that fails, nor one that hangs, nor a dlock that is stopped makes the command
+// outlive its lease.
 func TestARenewalThatFailsStopsTheCommandBeforeTheDeadline(t *testing.T) {
 	t.Parallel()
-	for _, fault := range []string{"outage", "hang"} {
+	for _, fault := range []string{"outage", "hang", "stopped"} {
 		t.Run(fault, func(t *testing.T) {
 			t.Parallel()
 			w := newFaultyWorld(t)
 			w.fault(fault)
+			if fault == "stopped" { // or else it may renew the lease before it is stopped
+				w.fault("outage")
+			}
 			ttl, term := calm()
 			p := w.start("run", "--ttl", ttl, "k", "--", "sh", "-c", stubborn)
 			pid, deadline := w.pid("pid"), w.deadline()
+			if fault == "stopped" {
+				p.signal(syscall.SIGSTOP)
+			}
 			eventually(t, "the command's end", func() bool { return !alive(pid) })
 			ended, killed := time.Now(), w.lastBeat()
-			if code := p.wait(); code != exitLost {
-				t.Errorf("exit code %d, want %d", code, exitLost)
+			p.signal(syscall.SIGCONT)
+			p.ends(exitLost, "killed the command")
+			if late := killed.Sub(deadline); late >= 0 && !testing.Short() {
+				t.Errorf("the command ended %v after the deadline of its lease", late)
 			}
-			if s := p.err.String(); !strings.Contains(s, "SIGTERM") || !strings.Contains(s, "killed the command") {
-				t.Errorf("stderr is %q", s)
-			}
-			w.inTime(killed, deadline)
 			termed := w.termed(ended, deadline, term)
-			if before := deadline.Sub(termed); before > term+100*time.Millisecond {
-				t.Errorf("SIGTERM came %v before the deadline, want %v", before, term)
-			}
-			if !termed.Before(killed) {
-				t.Error("SIGTERM did not come first")
+			if before := deadline.Sub(termed); before > term+100*time.Millisecond || !termed.Before(killed) {
+				t.Errorf("SIGTERM came %v before the deadline, want %v, and SIGKILL %v later", before, term, killed.Sub(termed))
 			}
 		})
 	}
@@ -121,13 +116,11 @@ func TestACommandThatEndsBySIGTERMLeavesExitCode76(t *testing.T) {
 	ttl, term := calm()
 	started := time.Now()
 	p := w.start("run", "--ttl", ttl, "k", "--", "sh", "-c", "trap 'exit 0' TERM; sleep 100 & wait")
-	if code := p.wait(); code != exitLost {
-		t.Errorf("exit code %d, want %d", code, exitLost)
-	}
+	p.ends(exitLost, "")
 	s := p.err.String()
 	if strings.Contains(s, "killed the command") {
 		if took := time.Since(started); took < 4*term-term/2 { // of four quarters of the TTL
-			t.Errorf("the command was killed after %v, without SIGTERM before it", took)
+			t.Fatalf("the command was killed after %v; stderr: %s", took, s)
 		}
 		t.Skip("the command did not run between SIGTERM and SIGKILL")
 	}
@@ -159,65 +152,72 @@ func TestALeaseThatIsRenewedAgainLetsTheCommandGoOn(t *testing.T) {
 	if err := syscall.Kill(-pid, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	if code := p.wait(); code != exitLost {
-		t.Errorf("exit code %d: SIGTERM was sent, which makes it %d", code, exitLost)
-	}
+	p.ends(exitLost, "SIGTERM sent") // which makes the code
 }
 
 // kin is a command with a child, and with another child outside its process group, if dlock can
 // see such processes.
 const kin = `sh -c 'echo $$ > child; trap "" TERM; while :; do sleep 5; done' &
 $away sh -c 'echo $$ > far; trap "" TERM; while :; do sleep 5; done' &
-echo $$ > pid
+echo $PPID > guard; echo $$ > pid
 wait`
 
-func (w *world) family() (pids []int) {
-	w.t.Helper()
-	for _, name := range []string{"pid", "child", "far"} {
-		pids = append(pids, w.pid(name))
-	}
-	return pids
-}
-
-func anyAlive(pids []int) bool {
-	for _, pid := range pids {
-		if alive(pid) {
-			return true
-		}
-	}
-	return false
-}
-
-// A loss that is certain does not wait for the signals before the lease's end.
+// Whatever ends the lock, and whoever of dlock, its guard and its command is killed or stopped,
+// nothing that the command started runs on, and the next holder comes.
 func TestALossKillsAllThatTheCommandStartedAtOnce(t *testing.T) {
 	t.Parallel()
-	w := newFaultyWorld(t)
-	ttl, _ := calm()
-	p := w.start("run", "--verbose", "--ttl", ttl, "k", "--", "sh", "-c", kin)
-	pids := w.family()
-	w.fault("lost")
-	eventually(t, "the loss", func() bool { return strings.Contains(p.err.String(), "a renewal failed") })
-	lost := time.Now()
-	eventually(t, "the end of all", func() bool { return !anyAlive(pids) })
-	t.Logf("it took %v", time.Since(lost))
-	if code := p.wait(); code != exitLost {
-		t.Errorf("exit code %d, want %d", code, exitLost)
-	}
-	if s := p.err.String(); !strings.Contains(s, "killed the command") || strings.Contains(s, "SIGTERM") && !testing.Short() {
-		t.Errorf("stderr is %q", s)
-	}
-}
-
-func TestNothingSurvivesAKilledDlock(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	p := w.start("run", "k", "--", "sh", "-c", kin)
-	pids := w.family()
-	p.signal(syscall.SIGKILL)
-	next := w.start("run", "--wait", "1m", "k", "--", "sh", "-c", "date +%s%N > next")
-	eventually(t, "the end of all", func() bool { return !anyAlive(pids) })
-	if code := next.wait(); code != 0 {
-		t.Errorf("the next one: exit code %d, stderr: %s", code, &next.err)
+	for name, c := range map[string]struct {
+		lost  bool // by what the backend says: at once, and with no signal before
+		stop  bool // the guard, before
+		kills string
+		flags string
+		code  int
+		says  string
+	}{
+		"the backend says so":              {lost: true, code: exitLost, says: "killed the command"},
+		"so does it, of a stopped guard":   {lost: true, stop: true, code: exitLost, says: "killed the command"},
+		"the guard is killed":              {kills: "guard", code: 128 + 9, says: "the guard process of the command was killed"},
+		"dlock is killed":                  {kills: "dlock", code: -9},
+		"dlock is, and waits for no child": {kills: "dlock", flags: "--no-wait-children", code: -9},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			args := strings.Fields("run --verbose " + c.flags)
+			if c.lost {
+				w = newFaultyWorld(t)
+				ttl, _ := calm()
+				args = append(args, "--ttl", ttl)
+			}
+			p := w.start(append(args, "k", "--", "sh", "-c", kin)...)
+			pids := map[string]int{"pid": w.pid("pid"), "child": w.pid("child"), "far": w.pid("far")}
+			guard := w.pid("guard")
+			eventually(t, "the guard's report", func() bool { return strings.Contains(p.err.String(), "as process") })
+			signals := map[string]syscall.Signal{c.kills: syscall.SIGKILL}
+			if c.stop {
+				signals["guard"] = syscall.SIGSTOP
+			}
+			for of, s := range signals {
+				if pid := map[string]int{"guard": guard, "dlock": p.Process.Pid}[of]; pid != 0 && syscall.Kill(pid, s) != nil {
+					t.Fatalf("%s is not there", of)
+				}
+			}
+			if c.lost {
+				w.fault("lost")
+			}
+			next := w.start("run", "--wait", "1m", "k", "--", "true")
+			p.ends(c.code, c.says)
+			if s := p.err.String(); strings.Contains(s, "SIGTERM sent") && !testing.Short() {
+				t.Errorf("a loss that is certain does not wait for the signals before the lease's end: %s", s)
+			}
+			next.ends(0, "")
+			if c.kills != "" && alive(pids["pid"]) {
+				t.Error("the command ran beside the next holder")
+			}
+			for who, pid := range pids {
+				eventually(t, "the end of "+who, func() bool { return !alive(pid) })
+			}
+		})
 	}
 }
 
@@ -231,14 +231,9 @@ echo $PPID > guard
 wait`)
 	far, guard := w.pid("far"), w.pid("guard")
 	// Both are killed at once: no process can kill the grandchild, which keeps the key.
-	for _, pid := range []int{guard, p.Process.Pid} {
-		if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for _, pid := range []int{guard, p.Process.Pid} {
-		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
-			t.Fatal(err)
+	for _, s := range []syscall.Signal{syscall.SIGSTOP, syscall.SIGKILL} {
+		if syscall.Kill(guard, s) != nil || syscall.Kill(p.Process.Pid, s) != nil {
+			t.Fatal("they are not there")
 		}
 	}
 	eventually(t, "their end", func() bool { return !alive(guard) })
@@ -253,86 +248,40 @@ wait`)
 	w.want(0, "run", "--wait", "1m", "k", "--", "true")
 }
 
-func TestAKilledGuardTakesTheCommandWithIt(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	p := w.start("run", "k", "--", "sh", "-c", "echo $PPID > guard; "+kin)
-	pids := w.family()
-	if err := syscall.Kill(w.pid("guard"), syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
-	if code := p.wait(); code != 128+9 {
-		t.Errorf("exit code %d, want %d", code, 128+9)
-	}
-	if anyAlive(pids) {
-		t.Error("processes of the command survive")
-	}
-	w.want(0, "run", "--wait", "0", "k", "--", "true")
-}
-
-func TestAStoppedDlockDoesNotStretchTheLease(t *testing.T) {
-	t.Parallel()
-	w := newFaultyWorld(t)
-	w.fault("outage") // or else it may renew the lease before it is stopped
-	ttl, _ := calm()
-	p := w.start("run", "--ttl", ttl, "k", "--", "sh", "-c", stubborn)
-	pid, deadline := w.pid("pid"), w.deadline()
-	p.signal(syscall.SIGSTOP)
-	eventually(t, "the command's end", func() bool { return !alive(pid) })
-	w.inTime(w.lastBeat(), deadline)
-	p.signal(syscall.SIGCONT)
-	if code := p.wait(); code != exitLost {
-		t.Errorf("exit code %d, want %d; stderr: %s", code, exitLost, &p.err)
-	}
-}
-
-func TestAStoppedGuardIsKilledWithTheCommandWhenTheLeaseIsLost(t *testing.T) {
-	t.Parallel()
-	w := newFaultyWorld(t)
-	p := w.start("run", "--verbose", "--ttl", "4s", "k", "--", "sh", "-c", "echo $PPID > guard; "+kin)
-	pids := w.family()
-	eventually(t, "the guard's report", func() bool { return strings.Contains(p.err.String(), "as process") })
-	if err := syscall.Kill(w.pid("guard"), syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
-	w.fault("lost")
-	if code := p.wait(); code != exitLost {
-		t.Errorf("exit code %d, want %d; stderr: %s", code, exitLost, &p.err)
-	}
-	if anyAlive(pids) {
-		t.Error("processes of the command survive")
-	}
-}
-
 func TestMaxHoldStopsTheCommand(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	start := time.Now()
 	p := w.start("run", "--max-hold", "2s", "k", "--", "sh", "-c", stubborn)
-	if code := p.wait(); code != exitLost {
-		t.Errorf("exit code %d, want %d", code, exitLost)
-	}
+	p.ends(exitLost, "--max-hold")
 	if took := time.Since(start); took < 1500*time.Millisecond {
 		t.Errorf("it was stopped after %v", took)
 	}
-	// The guard's order and the lease's own end come at the same instant: either may be named
-	// as the reason of the kill, the option and the kill always are.
 	begun := w.exists("pid") // else SIGTERM came before the command could trap it, and ended it
-	if s := p.err.String(); !strings.Contains(s, "--max-hold") || begun && !strings.Contains(s, "killed the command") {
+	if s := p.err.String(); begun && !strings.Contains(s, "killed the command") {
 		t.Errorf("stderr is %q", s)
 	}
 }
 
+// leaving is a command that leaves a process behind: outside its process group, if dlock can
+// see such processes.
+const leaving = `$away sh -c 'echo $$ > far; while [ -e far ] && [ ! -e go ]; do sleep 0.1; done' > far-out 2>&1 & while [ ! -e far ]; do sleep 0.02; done; exit 7`
+
 func TestTheLockIsKeptUntilWhatTheCommandLeftBehindHasEnded(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	p := w.start("run", "--verbose", "k", "--", "sh", "-c", `$away sh -c 'echo $$ > far; while [ -e far ] && [ ! -e go ]; do sleep 0.1; done' & exit 7`)
-	w.content("far")
-	eventually(t, "the command's end", func() bool { return strings.Contains(p.err.String(), "left behind") })
+	p := w.start("run", "k", "--", "sh", "-c", leaving)
+	far := w.pid("far")
+	eventually(t, "the notice", func() bool { return strings.Contains(p.err.String(), "\n") })
 	w.want(exitHeld, "run", "--wait", "0", "k", "--", "true")
 	w.put("go", "")
-	if code := p.wait(); code != 7 {
-		t.Errorf("exit code %d, want the command's 7", code)
+	says := `"k" stays locked until what it left behind has ended too: `
+	if allSeen {
+		says += fmt.Sprintf("process %d (sh)", far)
+	}
+	p.ends(7, says)
+	if strings.Count(p.err.String(), "\n") != 1 {
+		t.Errorf("it is said more than once: %s", &p.err)
 	}
 	w.want(0, "run", "--wait", "0", "k", "--", "true")
 }
@@ -344,7 +293,91 @@ func TestASignalAfterTheCommandEndedGoesToWhatItLeftBehind(t *testing.T) {
 	w.content("far")
 	eventually(t, "the command's end", func() bool { return strings.Contains(p.err.String(), "left behind") })
 	p.signal(syscall.SIGTERM)
-	if code := p.wait(); code != 0 {
-		t.Errorf("exit code %d", code)
+	p.ends(0, "")
+}
+
+func TestWithoutWaitingForChildrenTheLockEndsWithTheCommand(t *testing.T) {
+	t.Parallel()
+	for _, w := range []*world{newWorld(t), newFaultyWorld(t)} {
+		if _, stderr := w.want(7, "run", "--no-wait-children", "k", "--", "sh", "-c", leaving); stderr != "" {
+			t.Errorf("stderr: %s", stderr)
+		}
+		if !alive(w.pid("far")) {
+			t.Error("what the command left behind was killed")
+		}
+		w.want(0, "run", "--wait", "0", "k", "--", "true")
+		w.put("go", "")
+	}
+}
+
+// When a container is stopped, only dlock gets SIGTERM.
+func TestOneSIGTERMEndsAlsoWhatLeftTheGroup(t *testing.T) {
+	t.Parallel()
+	if !allSeen {
+		t.Skip("a process that left the group is not seen here")
+	}
+	w := newWorld(t)
+	p := w.start("run", "k", "--", "sh", "-c", `$away sh -c 'echo $$ > far; exec sleep 1000' & echo $$ > pid; wait`)
+	far := w.pid("far")
+	w.pid("pid")
+	p.signal(syscall.SIGTERM)
+	p.ends(128+15, "")
+	if alive(far) {
+		t.Error("the grandchild lives on")
+	}
+}
+
+// If the command survives a signal such as HUP, dlock does not send the signal to its children
+// later: for daemons it has another meaning.
+func TestASIGHUPThatTheCommandSurvivesDoesNotEndWhatItLeaves(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	p := w.start("run", "--no-wait-children", "k", "--", "sh", "-c", `trap 'echo > got' HUP; `+strings.Replace(leaving, "exit 7", "echo > started; while [ ! -e got ]; do sleep 0.02 & wait $!; done; exit 7", 1))
+	far := w.pid("far")
+	w.content("started")
+	p.signal(syscall.SIGHUP)
+	p.ends(7, "")
+	if !alive(far) {
+		t.Error("the daemon was ended")
+	}
+	w.put("go", "")
+}
+
+// A guard that was stopped while dlock renewed the lease must see that before it looks at
+// the clock.
+func TestAStoppedGuardDoesNotKillTheCommandOfARenewedLease(t *testing.T) {
+	t.Parallel()
+	w := newFaultyWorld(t)
+	p := w.start("run", "--verbose", "--ttl", "4s", "k", "--", "sh", "-c", "echo $PPID > guard; echo $$ > pid; trap 'exit 5' USR1; while :; do sleep 0.3 & wait; done")
+	pid, guard := w.pid("pid"), w.pid("guard")
+	renewed := func(more int) {
+		before := strings.Count(p.err.String(), "renewed")
+		eventually(t, "renewals", func() bool { return strings.Count(p.err.String(), "renewed") >= before+more || !alive(pid) })
+	}
+	if err := syscall.Kill(guard, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	renewed(4) // beyond the first deadline
+	if err := syscall.Kill(guard, syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	renewed(2)
+	p.signal(syscall.SIGUSR1)
+	p.ends(5, "")
+}
+
+// With file only a process can keep a lock: after dlock is killed, the guard keeps it.
+func TestAKilledDlockKeepsAFileLockForAtLeast(t *testing.T) {
+	t.Parallel()
+	const atLeast = 4 * time.Second
+	w := newWorld(t)
+	start := time.Now()
+	p := w.start("run", "--at-least", atLeast.String(), "k", "--", "sh", "-c", "echo $$ > pid; exec sleep 1000")
+	pid := w.pid("pid")
+	p.signal(syscall.SIGKILL)
+	eventually(t, "the command's end", func() bool { return !alive(pid) })
+	w.want(0, "run", "--wait", "1m", "k", "--", "true")
+	if since := time.Since(start); since < atLeast {
+		t.Errorf("the lock was kept for %v, want %v", since, atLeast)
 	}
 }

@@ -9,27 +9,11 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
 // This file checks that text of other programs, such as the keys of other clients and the errors
 // of servers, runs no command and disturbs no terminal.
-
-// hold holds keys of the world's locks in this process.
-func (w *world) hold(url string, keys ...string) {
-	w.t.Helper()
-	c, err := dlock.OpenURL(url, dlock.WithLogger(nil))
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	w.t.Cleanup(func() { _ = c.Close() }) // ends the locks
-	for _, key := range keys {
-		if _, err := c.TryLock(w.t.Context(), key); err != nil {
-			w.t.Fatal(err)
-		}
-	}
-}
 
 // asDlockInPath makes the program a command named dlock for shells.
 func (w *world) asDlockInPath() {
