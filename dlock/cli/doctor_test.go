@@ -177,6 +177,19 @@ var misconfigurations = map[string]misconfiguration{
 			return err
 		}
 	}, long},
+	"clock": {"clock-set-back unsafe m", func(w *world) (string, mender) {
+		s := server.Redis(w.t, server.WithClock())
+		set := func(ahead time.Duration) {
+			if err := s.SetClock(ahead); err != nil {
+				w.t.Fatal(err)
+			}
+		}
+		set(time.Hour)
+		url := s.URL() + "?restart_guard=10s&bootstrap=true"
+		w.want(0, "run", "--ttl", "5s", "--url", url, "k", "--", "true")
+		set(0)
+		return url, func(driver.Diagnostic) error { set(time.Hour); return nil }
+	}, long},
 	"another release": {"guard-layout warning", func(w *world) (string, mender) {
 		s := server.Redis(w.t)
 		w.do(s, "SET", "redlock1:meta", "3 of the future")
@@ -280,19 +293,6 @@ var misconfigurations = map[string]misconfiguration{
 		}
 		return "file://" + strings.ReplaceAll(folder, " ", "%20"), w.shell
 	}, always},
-	"a file for a folder": {"folder unsafe", func(w *world) (string, mender) {
-		return "file://" + w.put("plain", ""), func(driver.Diagnostic) error { return os.Remove(w.path("plain")) }
-	}, always},
-	"a folder of another user": {"folder-owner warning", func(w *world) (string, mender) {
-		folder := w.path("another's")
-		if err := os.Mkdir(folder, 0o755); err != nil {
-			w.t.Fatal(err)
-		}
-		if err := os.Chown(folder, 12345, -1); err != nil {
-			w.t.Skip("only root can make it: ", err)
-		}
-		return "file://" + folder, func(driver.Diagnostic) error { return os.Chown(folder, os.Getuid(), -1) }
-	}, always},
 }
 
 // with adds a parameter to a URL.
@@ -390,48 +390,6 @@ func TestAServerThatRefusesTheClientIsNoGoodReport(t *testing.T) {
 			}
 		}
 	}
-}
-
-// clocks sets the clock of a server, and checks a finding by it.
-func clocks(t *testing.T, s *server.Server, ahead time.Duration, url, code string, severity driver.Severity) {
-	t.Helper()
-	if err := s.SetClock(ahead); err != nil {
-		t.Fatal(err)
-	}
-	var f driver.Diagnostic
-	eventually(t, fmt.Sprintf("%s is %v", code, severity), func() bool { // a node that is late has no clock to compare
-		found, err := examine(t, url)
-		f = found[code]
-		return err == nil && found["node-unreachable"].Code == "" && f.Severity == severity && (f.Code == "") == (severity == driver.SeverityNote)
-	})
-	if f.Code != "" && !strings.Contains(f.Measured, "m") {
-		t.Errorf("measured: %+v", f)
-	}
-}
-
-func TestDoctorFindsWrongClocks(t *testing.T) {
-	if testing.Short() {
-		t.Skip("short: it starts four servers")
-	}
-	t.Parallel()
-	w := newWorld(t)
-	alone := server.Redis(t, server.WithClock())
-	url := alone.URL() + "?restart_guard=10s&bootstrap=true"
-	if err := alone.SetClock(time.Hour); err != nil {
-		t.Fatal(err)
-	}
-	w.want(0, "run", "--ttl", "5s", "--url", url, "k", "--", "true")
-	clocks(t, alone, time.Hour, url, "clock-set-back", driver.SeverityNote)
-	clocks(t, alone, 0, url, "clock-set-back", driver.SeverityUnsafe)
-	clocks(t, alone, time.Hour, url, "clock-set-back", driver.SeverityNote)
-
-	wrong := server.Redis(t, server.WithClock())
-	quorum := "redlock:" + strings.Join([]string{server.Redis(t).URL(), server.Redis(t).URL(), wrong.URL()}, ",") + ",bootstrap=true,node_timeout=2s"
-	clocks(t, wrong, 0, quorum, "clock-apart", driver.SeverityNote)
-	clocks(t, wrong, 5*time.Minute, quorum, "clock-apart", driver.SeverityUnsafe)
-	clocks(t, wrong, 5*time.Minute, quorum, "clock-offset", driver.SeverityWarning)
-	w.want(0, "run", "--url", quorum, "k", "--", "true") // two nodes suffice
-	clocks(t, wrong, 0, quorum, "clock-apart", driver.SeverityNote)
 }
 
 func TestDoctorIsReadByPeople(t *testing.T) {
