@@ -2,14 +2,13 @@ package cli
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
 	"time"
 	"unicode"
-
-	"flag"
 
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"

@@ -49,8 +49,8 @@
 //	--conflict-exit-code CODE, -E CODE
 //	                  exit with CODE, and not with 75, if the lock is held
 //	--slots N         let N commands (1 to 1024) run at a time, each with a slot of its own
-//	--shared          share the lock with every other run with --shared, as flock -s does (file
-//	                  and postgres)
+//	--shared          share the lock with every other run with --shared, as flock -s does, on a
+//	                  backend with the feature shared (dlock drivers)
 //	--no-wait-children
 //	                  free the lock when COMMAND ends, even if it leaves processes behind, as
 //	                  flock -o does
@@ -68,8 +68,9 @@
 // life. After two seconds a line on stderr names the processes. Start daemons through the service
 // manager instead (systemctl start), or use --no-wait-children.
 //
-// A killed dlock keeps the lock for --at-least, too: on Redis, Valkey and a quorum the server
-// does, on file the guard (dlock help danger). On postgres the lock ends with dlock.
+// A killed dlock keeps the lock for --at-least, too: the server does on a backend with the feature
+// keep (dlock drivers), and on file the guard (dlock help danger). On the others the lock ends with
+// dlock or with its TTL.
 //
 //	dlock run nightly -- /usr/local/bin/nightly-report
 //	dlock run --skip --at-least 1m nightly -- backup --all     # from cron, on many hosts
@@ -78,11 +79,11 @@
 //
 // # dlock elect
 //
-// It is dlock run for a service of which one instance works at a time: it waits until it leads,
-// which is to hold the lock KEY, runs COMMAND, and stops it in time, with all that it started, if
-// the leadership is lost. Then it waits to lead again. Candidates are served in order where the
-// backend keeps a queue. COMMAND's end resigns, and its exit code is passed on; a signal is passed
-// on to COMMAND, whose end then ends dlock elect.
+// It is dlock run for a service of which one instance works at a time. The leader is the holder of
+// the lock KEY: dlock elect waits for it, runs COMMAND, and, if the lock is lost, stops COMMAND and
+// all that it started in time. Then it waits to lead again. Candidates are served in order where
+// the backend keeps a queue. When COMMAND ends, dlock elect ends with its exit code. A signal is
+// passed on to COMMAND.
 //
 //	--url URL         the backend (dlock help url)
 //	--ttl D           how long the lease lasts unless it is renewed: at least 4s, by default 10s
@@ -99,17 +100,17 @@
 //
 // # dlock status
 //
-// It shows who holds each KEY, with which token, since when and for how much longer, who waits
-// and in which place, and, of a quorum, what each node says; without KEYs, every key under the
-// prefix that somebody holds. That takes many steps on a server, none of which takes longer than
-// a millisecond or so. PostgreSQL stores no names of keys: name them. Locks of other libraries are
-// shown if you name them. The verdicts:
+// It shows the holder of each KEY, its token, since when and for how much longer it holds the
+// lock, the waiters in their order and, of a quorum, the answer of each node. Without KEYs it shows
+// every key under the prefix that is held; a server is asked in many steps, each of a millisecond
+// or so. PostgreSQL stores no names of keys: name them. Locks of other libraries are shown if you
+// name them. The verdicts:
 //
 //	free               nobody has the key
-//	held               somebody has it, on a majority where there are several nodes
+//	held               one client has it, on a majority where there are several nodes
 //	expiring           the holder has less than a second left, or no majority any more
 //	kept for the next  it was released a moment ago, for the first in the queue
-//	split              several have it on some nodes, nobody on a majority; they try again
+//	split              several clients have it on some nodes, none on a majority; they try again
 //
 // The flags:
 //
@@ -124,13 +125,13 @@
 // # dlock unlock
 //
 // It takes the lock KEY away from the holder that status shows, and from no other: if another
-// has the lock by now it changes nothing, says who has it, and exits with 75.
+// client holds the lock by now, nothing changes, the error names the holder, and the exit code is
+// 75.
 //
-// The holder learns of it at its next renewal, within a third of its TTL (a second on file), and
-// dlock run then kills the command; a process that is stopped or hangs learns it when it runs
-// again. Until then two may work, and only a store that checks tokens refuses the old one. So look
-// first whether the holder can be ended instead. On PostgreSQL the holder's session is ended, with
-// all locks on it.
+// The holder notices at its next renewal, within a third of its TTL (a second on file), and dlock
+// run then kills its command. A process that is stopped or hangs notices when it runs again. Until
+// then two may work, and only a store that compares tokens refuses the old one. So try first to end
+// the holder itself. On PostgreSQL the holder's session ends, with all locks on it.
 //
 //	--url URL         the backend (dlock help url)
 //	--token N         the holder's token
@@ -152,7 +153,7 @@
 // guarantee may not hold under load or after a failure), 2 if a guarantee does not hold (unsafe),
 // or 64 or 69.
 //
-//	--url URL         the backend (dlock help url): check the one that your programs use
+//	--url URL         the backend (dlock help url): the one that your programs use
 //	--json            print the findings in JSON, as package driver's Diagnostic
 //	--ignore CODE     leave out findings with this code; may be repeated
 //
@@ -161,26 +162,25 @@
 //
 // # dlock bootstrap
 //
-// It states that the servers of the locks are new, so that their restart guard does not keep them
-// out: a server that has no memory of locks may have lost it, and otherwise does not vote until
-// every lock that it may have forgotten has ended. All servers have to answer, and none may
-// remember locks; otherwise the exit code is 69, and the line on stderr says which does not.
-// Package redlock says what this is about.
+// It states that the servers are new. A server without a memory of locks may have lost it, so its
+// restart guard keeps it from voting until every lock that it may have forgotten has ended; a new
+// server has none to forget. All servers must answer, and none may remember locks; otherwise the
+// exit code is 69, and the error names the server. The documentation of package redlock explains
+// the restart guard.
 //
 //	--url URL         the backend (dlock help url); for --nodes and --terms the new URL
 //	--nodes           state that the servers in the URL are the quorum's nodes from now on, more
 //	                  or fewer than they were: no lock is granted for one restart guard, in which
 //	                  the leases of clients with the old list end. Then give all clients the list
 //	--terms           hold all clients to the options in the URL: restart_guard (the longest TTL),
-//	                  clock_allowance and drift_percent. What protects grows at once, and what
-//	                  permits shrinks at once; the rest follows when every lease granted before
-//	                  has ended. Clients need not be stopped: give them the URL before, if a
-//	                  permission shrinks, and afterwards, if one grows. If a node fails meanwhile
-//	                  nothing is unsafe: run it again
+//	                  clock_allowance and drift_percent. Stricter terms apply at once, looser ones
+//	                  when every lease granted before has ended. Clients need not be stopped: give
+//	                  them the URL before, if it is stricter, and afterwards, if it is looser. If
+//	                  a node fails meanwhile, nothing is unsafe: run it again
 //	--dry-run         change nothing, and show what each server remembers, its terms, and those
 //	                  that it is changing to; with --nodes or --terms also whether it could be done
-//	--sql             change nothing, and print the statement that an administrator of the database
-//	                  runs for the role in the URL
+//	--sql             change nothing, and print the SQL that an administrator of the database runs
+//	                  once for the role in the URL
 //
 //	dlock bootstrap --dry-run --url redlock:redis://a:6379,redis://b:6379,redis://c:6379
 //	dlock bootstrap --terms --url redlock:redis://a:6379,redis://b:6379,redis://c:6379,restart_guard=2m

@@ -212,8 +212,8 @@ func TestCommandsFlagsAndKeysAreCompleted(t *testing.T) {
 
 func TestTablesLineUpAndHaveNoEmptyColumn(t *testing.T) {
 	var b bytes.Buffer
-	writeTable(&b, "  ", [][]string{{"KEY", "NONE", "HOLDER", "NO"}, {"kürzel", "", "a", ""}, {"b", "", "longer than that", ""}})
-	if want := "  KEY     HOLDER\n  kürzel  a\n  b       longer than that\n"; b.String() != want {
+	writeTable(&b, "  ", [][]string{{"KEY", "NONE", "HOLDER", "LAST"}, {"kürzel", "", "a", ""}, {"b", "", "longer than that", "x"}})
+	if want := "  KEY     HOLDER            LAST\n  kürzel  a\n  b       longer than that  x\n"; b.String() != want {
 		t.Errorf("got\n%swant\n%s", &b, want)
 	}
 }

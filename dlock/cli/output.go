@@ -37,17 +37,20 @@ func writeTable(out io.Writer, indent string, rows [][]string) {
 			used[i] = used[i] || cell != ""
 		}
 	}
-	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
+	var b strings.Builder
+	w := tabwriter.NewWriter(&b, 0, 8, 2, ' ', 0)
 	for _, row := range rows {
-		var cells []string
 		for i, cell := range row {
 			if used[i] {
-				cells = append(cells, cell)
+				fmt.Fprint(w, cell, "\t")
 			}
 		}
-		fmt.Fprintln(w, strings.TrimRight(indent+strings.Join(cells, "\t"), "\t"))
+		fmt.Fprintln(w)
 	}
-	_ = w.Flush() // the writer keeps its error
+	_ = w.Flush() // to memory
+	for line := range strings.Lines(b.String()) {
+		fmt.Fprintln(out, indent+strings.TrimRight(line, " \n"))
+	}
 }
 
 // writeJSON writes v, and what may disturb a terminal as JSON's escapes.
