@@ -29,13 +29,14 @@ type call struct {
 	command []string        // what stands after it
 	dashes  bool            // there is a --
 	url     string
-	// offer finds the words that complete the value of a flag or, under "", an argument.
-	offer map[string]func(ctx context.Context, client *dlock.Client, begin string, found *offers) error
+
+	// For completion:
+	keys    bool                                  // the arguments are keys
+	holders map[string]func(driver.Holder) string // the flags whose value names a holder of the key
 }
 
 func (c *console) newCall(name string) *call {
-	return &call{console: c, name: name, flags: flag.NewFlagSet(name, flag.ContinueOnError), given: map[string]bool{},
-		offer: map[string]func(context.Context, *dlock.Client, string, *offers) error{}}
+	return &call{console: c, name: name, flags: flag.NewFlagSet(name, flag.ContinueOnError), given: map[string]bool{}}
 }
 
 // run runs a command line.

@@ -93,35 +93,18 @@ func (c *console) complete(words []string) error {
 	if len(words) == 0 {
 		return nil
 	}
-	begin, words := words[len(words)-1], words[:len(words)-1]
 	var found offers
+	begin, words := words[len(words)-1], words[:len(words)-1]
 	if len(words) == 0 {
 		for _, name := range slices.Sorted(maps.Keys(commands())) {
 			_, does := summary(name)
 			found.add(name, does)
 		}
 	} else if newCommand, known := commands()[words[0]]; known {
-		c := c.newCall(words[0])
-		newCommand(c)
-		err := c.parse(words[1:])
-		of := ""
-		if c.needs != nil {
-			of = c.needs.Name
-		}
-		offer := c.offer[of]
-		switch {
-		case c.dashes, err != nil && c.needs == nil:
-		case of == "" && strings.HasPrefix(begin, "-"):
-			c.flags.VisitAll(func(f *flag.Flag) {
-				_, does := lookup("dlock "+c.name, "--"+f.Name)
-				found = append(found, "--"+f.Name+"\t"+does)
-			})
-		case offer != nil:
-			_ = c.operate(func(ctx context.Context, client *dlock.Client) error {
-				ctx, cancel := context.WithTimeout(ctx, completionTimeout)
-				defer cancel()
-				return offer(ctx, client, begin, &found)
-			})
+		call := c.newCall(words[0])
+		newCommand(call)
+		if err := call.parse(words[1:]); (err == nil || call.needs != nil) && !call.dashes {
+			call.find(begin, &found)
 		}
 	}
 	for _, line := range found {
@@ -132,33 +115,43 @@ func (c *console) complete(words []string) error {
 	return nil
 }
 
-// offerKeys completes a key with the keys that are held.
-func (c *call) offerKeys() {
-	c.offer[""] = func(ctx context.Context, client *dlock.Client, begin string, found *offers) error {
+// find finds the words that may stand next: flags, keys that are held, and what names a holder.
+func (c *call) find(begin string, found *offers) {
+	if c.needs == nil && strings.HasPrefix(begin, "-") {
+		c.flags.VisitAll(func(f *flag.Flag) {
+			_, does := lookup("dlock "+c.name, "--"+f.Name)
+			*found = append(*found, "--"+f.Name+"\t"+does)
+		})
+		return
+	}
+	var names func(driver.Holder) string
+	switch {
+	case c.needs == nil && c.keys && (len(c.args) == 0 || c.name == "status"):
+	case c.needs != nil && c.holders[c.needs.Name] != nil && len(c.args) == 1:
+		names = c.holders[c.needs.Name]
+	default:
+		return
+	}
+	_ = c.operate(func(ctx context.Context, client *dlock.Client) error {
+		ctx, cancel := context.WithTimeout(ctx, completionTimeout)
+		defer cancel()
 		i, err := inspector(client)
-		if err != nil || len(c.args) > 0 && c.name != "status" {
+		if err != nil {
 			return err
 		}
-		return i.List(ctx, begin, func(s *driver.State) bool {
-			found.add(s.Key, holders(s.Holders...))
-			return len(*found) < mostCompletions
-		})
-	}
-}
-
-// offerHolders completes a flag with what value returns for each holder of the key.
-func (c *call) offerHolders(flag string, value func(driver.Holder) string) {
-	c.offer[flag] = func(ctx context.Context, client *dlock.Client, _ string, found *offers) error {
-		if len(c.args) != 1 {
-			return nil
+		if names == nil {
+			return i.List(ctx, begin, func(s *driver.State) bool {
+				found.add(s.Key, holders(s.Holders...))
+				return len(*found) < mostCompletions
+			})
 		}
-		s, err := client.Lookup(ctx, c.args[0])
+		s, err := i.Lookup(ctx, c.args[0])
 		if err != nil {
 			return err
 		}
 		for _, h := range s.Holders {
-			found.add(value(h), holders(h))
+			found.add(names(h), holders(h))
 		}
 		return nil
-	}
+	})
 }

@@ -64,7 +64,7 @@ func newJob(c *call) *job {
 	c.flags.BoolVar(&j.noWait, "no-wait-children", false, "")
 	c.flags.StringVar(&j.label, "label", "", "")
 	c.flags.BoolVar(&j.verbose, "verbose", false, "")
-	c.offerKeys()
+	c.keys = true
 	return j
 }
 

@@ -24,7 +24,7 @@ func newStatus(c *call) func() error {
 	c.withURL()
 	c.flags.BoolVar(&json, "json", false, "")
 	c.flags.BoolVar(&watch, "watch", false, "")
-	c.offerKeys()
+	c.keys = true
 	look := func(ctx context.Context, client *dlock.Client) error {
 		states, err := statesOf(ctx, client, c.args)
 		switch {

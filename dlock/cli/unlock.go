@@ -16,9 +16,11 @@ func newUnlock(c *call) func() error {
 	c.withURL()
 	c.number(&h.Fence, "token", 0, math.MaxUint64)
 	c.flags.StringVar(&h.Session, "session", "", "")
-	c.offerKeys()
-	c.offerHolders("token", func(h driver.Holder) string { return number10(h.Fence) })
-	c.offerHolders("session", func(h driver.Holder) string { return h.Session })
+	c.keys = true
+	c.holders = map[string]func(driver.Holder) string{
+		"token":   func(h driver.Holder) string { return number10(h.Fence) },
+		"session": func(h driver.Holder) string { return h.Session },
+	}
 	return func() error {
 		if err := errors.Join(c.want(1, 1), c.exclusive("token", "session")); err != nil {
 			return err
