@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/redlock-go/redlock/benchmark/internal/figures"
@@ -26,14 +27,16 @@ var (
 	handoff    = &Scenario{"handoff", "Clients with connections of their own, like processes, want one key, hold it for " + figures.Format(hold.Seconds(), figures.Seconds) + " and want it again at once. " +
 		"A handoff is from just before the release to the return of another client's Lock. A client that gets the lock again itself makes no handoff: if waiters only poll, handoffs are few, and those few are short by luck. " +
 		"Passing on counts from a client's first release in a row, when another client could have got the lock. Least and most say how many locks the clients got in one round; CPU, commands and bytes are per handoff.", "handoff"}
+	keeping = &Scenario{"keeping", "One client holds 100,000 locks for 10 s each and renews them. CPU, allocations, commands and bytes are per second. Each round gives one of the locks back and takes it again, which fails if it was lost.", "client CPU"}
 
-	scenarios = []*Scenario{single, quorum, links, throughput, handoff}
+	scenarios = []*Scenario{single, quorum, links, throughput, handoff, keeping}
 )
 
 // ScenarioHelp lists the scenarios, a line each.
 func ScenarioHelp() (text string) {
 	for _, s := range scenarios {
-		text += fmt.Sprintf("  %-12s %s\n", s.Name, s.What)
+		first, _, _ := strings.Cut(s.What, ". ")
+		text += fmt.Sprintf("  %-12s %s.\n", s.Name, strings.TrimSuffix(first, "."))
 	}
 	return text
 }
@@ -101,7 +104,14 @@ func Cases(contestants []Contestant) (list []*Case) {
 			c.Name += ", " + more
 		}
 		for _, k := range contestants {
-			if k.Serves(g.kind, g.n) && (s == handoff && k.Waits || s != handoff && !k.OnlyWaits) {
+			fits := !k.OnlyWaits
+			switch s {
+			case handoff:
+				fits = k.Waits
+			case keeping: // alone: the processor time is that of the process
+				fits = k.Kind == Ours && k.Client == "go-redis"
+			}
+			if fits && k.Serves(g.kind, g.n) {
 				c.Rows = append(c.Rows, &Row{Contestant: k})
 			}
 		}
@@ -137,6 +147,8 @@ func Cases(contestants []Contestant) (list []*Case) {
 			add(handoff, g, plural(n, "client"), Case{clients: n, slice: 200 * time.Millisecond, heavy: 2, measure: handingOver})
 		}
 	}
+	// Last: so many locks are still ending when the case is over.
+	add(keeping, oneRedis, "", Case{slice: time.Second, heavy: 10, measure: keepingAll()})
 	return list
 }
 

@@ -46,7 +46,6 @@ func (c *Contestant) String() string { return c.Name + " over " + c.Client }
 
 // A Setup describes the servers on which a contestant is opened.
 type Setup struct {
-	Kind  server.Kind
 	Addrs []string // one server, or the nodes of a quorum
 	TTL   time.Duration
 }

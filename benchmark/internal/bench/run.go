@@ -118,7 +118,7 @@ func (r *runner) note(text string, args ...any) {
 // contestant is in its row instead.
 func (r *runner) compare(ctx context.Context, c *Case, servers []*server.Server, budget time.Duration) error {
 	end := time.Now().Add(budget)
-	setup := &Setup{Kind: c.kind, TTL: ttl}
+	setup := &Setup{TTL: ttl}
 	var proxies []*fault.Proxy
 	for i, s := range servers {
 		addr := s.Addr()
@@ -194,11 +194,11 @@ func (r *Row) turn(ctx context.Context, c *Case, round int) (took time.Duration)
 	ctx, cancel := context.WithTimeout(ctx, maxRound)
 	defer cancel()
 	r.round = round
-	failed, begun := r.Failed, time.Now()
+	begun := time.Now()
 	c.measure(ctx, r, c.slice)
 	took = time.Since(begun)
 	r.Slow = c.patience > 0 && took > c.slice+c.patience
-	r.out = r.Slow || r.Failed-failed >= mostFailures
+	r.out = r.Slow || round == 0 && r.Failed >= mostFailures
 	return took
 }
 

@@ -7,6 +7,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/redlock-go/redlock/benchmark/internal/figures"
 )
 
@@ -80,6 +82,42 @@ func taking(goroutines int) func(context.Context, *Row, time.Duration) {
 			r.add(aLock, figures.Seconds, took/n)
 			r.add("locks", figures.PerSecond, n/took)
 			m.stop(r, n)
+		}
+	}
+}
+
+// keepingAll measures a client that holds many locks. The warm-up takes them.
+func keepingAll() func(context.Context, *Row, time.Duration) {
+	unlocks := make([]func() error, 100_000)
+	take := func(ctx context.Context, r *Row, i int) (err error) {
+		unlocks[i], err = r.clients[0].Lock(ctx, r.keys+"keeping/"+strconv.Itoa(i), false)
+		return err
+	}
+	return func(ctx context.Context, r *Row, slice time.Duration) {
+		if r.round == 0 {
+			callers, ctx := errgroup.WithContext(ctx)
+			callers.SetLimit(64)
+			for i := range unlocks {
+				callers.Go(func() error { return take(ctx, r, i) })
+			}
+			if err := callers.Wait(); err != nil {
+				r.fail(mostFailures, err)
+			}
+			return
+		}
+		m := startMeter(r.servers)
+		select {
+		case <-time.After(slice):
+		case <-ctx.Done():
+		}
+		m.stop(r, time.Since(m.at).Seconds())
+		i := r.round % len(unlocks)
+		err := unlocks[i]()
+		if err == nil {
+			err = take(ctx, r, i)
+		}
+		if err != nil {
+			r.fail(1, err)
 		}
 	}
 }
