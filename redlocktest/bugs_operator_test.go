@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/memory"
 )
 
 // viewed is a broken backend with bugs in what it says of itself and of locks, and in Break.
@@ -93,6 +94,27 @@ func firstRelease(b *broken) {
 	}
 }
 
+// aside plants a bug: while a lock is being broken its key is free to others for a moment, as if its
+// file were put aside and put back.
+func aside(plant func(*broken)) Harness {
+	var breaking atomic.Pointer[string]
+	free := memory.New()
+	return inView(func(v *viewed) {
+		v.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
+			if key := breaking.Load(); key != nil && *key == req.Key {
+				return free.Acquire(ctx, req)
+			}
+			return v.Backend.Acquire(ctx, req)
+		}
+		v.breaks = func(ctx context.Context, key string, fence uint64) error {
+			breaking.Store(&key)
+			time.Sleep(time.Millisecond)
+			breaking.Store(nil)
+			return v.broken.Break(ctx, key, driver.Holder{Fence: fence})
+		}
+	})(plant)
+}
+
 // operatorBugs concern what a backend says of itself and of locks, the operator's actions, and the
 // ends of contexts, leases and backends.
 var operatorBugs = []bug{
@@ -144,6 +166,7 @@ var operatorBugs = []bug{
 			return nil
 		}
 	})},
+	{name: "a Break beside a grant lets two in", want: "operator/break-beside", rule: "exclusion", says: "critical section", tries: 30, over: aside},
 	{name: "the Release of a broken lease frees the next owner's lock", want: "operator/break-beside", rule: "exclusion", says: "critical section", plant: firstRelease},
 	{name: "a cancelled context is not seen", want: "cancel/before", rule: "driver.Backend.Acquire", says: "context canceled", plant: func(b *broken) { blind(b, context.Canceled) }},
 	{name: "a deadline that is over is not seen", want: "cancel/deadline-before", rule: "driver.Backend.Acquire", says: "context deadline exceeded", plant: func(b *broken) { blind(b, context.DeadlineExceeded) }},

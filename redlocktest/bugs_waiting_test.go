@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/memory"
 )
 
 // seizes grants the lock to every twentieth owner that was woken, even if another has it.
@@ -110,6 +111,7 @@ var waitingBugs = []bug{
 	}},
 	{name: "one wake-up in twenty of a watch lets two in", want: "watch/waiters", rule: "exclusion", says: "critical section", over: overLettingTwoIn},
 	{name: "one wake-up in twenty lets two in, in a history", want: "history/steady", rule: "linearizability | exclusion", tries: 30, over: overLettingTwoIn},
+	{name: "the numbers of a key's queue end, and all later ones are equal", want: "history/steady", rule: "linearizability | exclusion | rule 8", over: overEqualNumbers},
 	{name: "a shared waiter is never woken", want: "shared/waiters", rule: "driver.Request.Wait", plant: func(b *broken) {
 		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
 			return b.sleeps(ctx, req, req.Mode == driver.Shared)
@@ -193,6 +195,26 @@ func letsTwoIn(b *broken, woken *atomic.Int64) {
 			return b.Backend.Acquire(ctx, req)
 		}
 		return l, err
+	})
+}
+
+// overEqualNumbers numbers the owners of a key. After the last number all have the same one, so that
+// each is the first in the queue.
+func overEqualNumbers(func(*broken)) Harness {
+	const last = 64
+	var mu sync.Mutex
+	numbers := map[string]int{}
+	return overMemory(func(b *broken) {
+		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
+			mu.Lock()
+			numbers[req.Key]++
+			over := numbers[req.Key] > last
+			mu.Unlock()
+			if over {
+				return memory.New().Acquire(ctx, req)
+			}
+			return b.Backend.Acquire(ctx, req)
+		}
 	})
 }
 
