@@ -81,36 +81,31 @@ func (l *lease) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, err
 	if r.MinFence > driver.MaxFence {
 		return driver.Grant{}, driver.Invalid("MinFence", "%d is over the largest token, %d", r.MinFence, uint64(driver.MaxFence))
 	}
-	start, err := l.backend.applyOutage(ctx, true)
-	if err != nil {
-		return driver.Grant{}, err
-	}
-	l.entry.space.mu.Lock()
-	defer l.entry.space.mu.Unlock()
-	now := time.Now()
-	if err := l.backend.usable(ctx, now); err != nil {
-		return driver.Grant{}, err
-	}
-	l.entry.purge(now)
-	h := l.entry.find(l.owner, l.fence)
-	if h == nil {
-		return driver.Grant{}, driver.ErrLost
-	}
-	keep := r.Keep
-	if r.TTL > 0 {
-		keep = max(keep, r.TTL+l.grace)
-	}
-	h.until = time.Time{} // no TTL: it lasts as long as its session
-	if keep > 0 {
-		h.until = now.Add(keep)
-	}
-	l.entry.counter = max(l.entry.counter, r.MinFence)
-	l.entry.arm(now)
-	l.expires, l.clock = expires(start, now, r.TTL), now
-	if r.TTL == 0 && r.Keep > 0 {
-		l.expires = now // the lease is over, and the lock is kept
-	}
-	return l.grant(), nil
+	var g driver.Grant
+	err := l.backend.call(ctx, true, func(start, now time.Time) error {
+		l.entry.purge(now)
+		h := l.entry.find(l.owner, l.fence)
+		if h == nil {
+			return driver.ErrLost
+		}
+		keep := r.Keep
+		if r.TTL > 0 {
+			keep = max(keep, r.TTL+l.grace)
+		}
+		h.until = time.Time{} // no TTL: it lasts as long as its session
+		if keep > 0 {
+			h.until = now.Add(keep)
+		}
+		l.entry.counter = max(l.entry.counter, r.MinFence)
+		l.entry.arm(now)
+		l.expires, l.clock = expires(start, now, r.TTL), now
+		if r.TTL == 0 && r.Keep > 0 {
+			l.expires = now // the lease is over, and the lock is kept
+		}
+		g = l.grant()
+		return nil
+	})
+	return g, err
 }
 
 // Release frees the lock if this very acquisition still has it, and answers ErrLost

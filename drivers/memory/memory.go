@@ -77,9 +77,8 @@ type Backend struct {
 	outage    atomic.Pointer[outage] // nil: there is none
 
 	// Guarded by space.mu.
-	closed  bool
-	lost    chan struct{} // closed when one of the leases is lost; nil: nobody asked since
-	watches map[*watch]struct{}
+	closed bool
+	lost   chan struct{} // closed when one of the leases is lost; nil: nobody asked since
 }
 
 var (
@@ -145,30 +144,27 @@ func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Leas
 	if req.ExactFence > driver.MaxFence {
 		return nil, driver.Invalid("ExactFence", "%d is over the largest token, %d", req.ExactFence, uint64(driver.MaxFence))
 	}
-	start, err := b.applyOutage(ctx, false)
-	if err != nil {
+	var l *lease
+	var w *waiter
+	err := b.call(ctx, false, func(start, now time.Time) error {
+		e := b.space.entry(b.key(req.Key), now)
+		fence, err := e.take(b, req, now)
+		switch {
+		case err == nil:
+			l = b.lease(e, req, fence, start, now)
+		case req.Wait && b.has(driver.FeatureQueueing) && errors.Is(err, driver.ErrHeld):
+			w = e.enqueue(b, req, now)
+		default:
+			return err
+		}
+		return nil
+	})
+	switch {
+	case err != nil:
 		return nil, err
-	}
-	s := b.space
-	s.mu.Lock()
-	now := time.Now()
-	if err := b.usable(ctx, now); err != nil {
-		s.mu.Unlock()
-		return nil, err
-	}
-	e := s.entry(b.key(req.Key), now)
-	fence, err := e.take(b, req, now)
-	if err == nil {
-		l := b.lease(e, req, fence, start, now)
-		s.mu.Unlock()
+	case l != nil:
 		return l, nil
 	}
-	if !req.Wait || !b.has(driver.FeatureQueueing) || !errors.Is(err, driver.ErrHeld) {
-		s.mu.Unlock()
-		return nil, err
-	}
-	w := e.enqueue(b, req, now)
-	s.mu.Unlock()
 	return b.wait(ctx, w)
 }
 
@@ -199,7 +195,7 @@ func (b *Backend) confirm(ctx context.Context, w *waiter) (driver.Lease, error) 
 		err = w.interrupted
 	}
 	if err == nil {
-		err = b.usable(ctx, now)
+		err = b.usable(ctx)
 	}
 	if err != nil {
 		if held := w.entry.abandon(w, now); held != nil && ctx.Err() != nil {
@@ -223,19 +219,27 @@ func (b *Backend) confirm(ctx context.Context, w *waiter) (driver.Lease, error) 
 	return nil, nil
 }
 
-// usable returns an error if the backend is closed or ctx has ended. It refuses a request whose
-// deadline has passed even if its context's timer has not fired yet.
-func (b *Backend) usable(ctx context.Context, now time.Time) error {
+// usable returns an error if the backend is closed or ctx has ended.
+func (b *Backend) usable(ctx context.Context) error {
 	if b.closed {
 		return driver.ErrClosed
 	}
-	if err := ctx.Err(); err != nil {
+	return driver.ContextErr(ctx)
+}
+
+// call is a call of the backend, which began at start if an outage delayed it: it calls f under the
+// space's mutex.
+func (b *Backend) call(ctx context.Context, renewal bool, f func(start, now time.Time) error) error {
+	start, err := b.applyOutage(ctx, renewal)
+	if err != nil {
 		return err
 	}
-	if d, ok := ctx.Deadline(); ok && !now.Before(d) {
-		return context.DeadlineExceeded
+	b.space.mu.Lock()
+	defer b.space.mu.Unlock()
+	if err := b.usable(ctx); err != nil {
+		return err
 	}
-	return nil
+	return f(start, time.Now())
 }
 
 func (b *Backend) key(key string) string {
@@ -251,36 +255,25 @@ func (b *Backend) Watch(ctx context.Context, key string) (<-chan struct{}, error
 	if key == "" {
 		return nil, driver.Invalid("key", "is empty")
 	}
-	if _, err := b.applyOutage(ctx, false); err != nil {
-		return nil, err
-	}
-	s := b.space
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	now := time.Now()
-	if err := b.usable(ctx, now); err != nil {
-		return nil, err
-	}
-	w := &watch{entry: s.entry(b.key(key), now), ch: make(chan struct{}, 1)}
-	if w.entry.watches == nil {
-		w.entry.watches = map[*watch]struct{}{}
-	}
-	if b.watches == nil {
-		b.watches = map[*watch]struct{}{}
-	}
-	w.entry.watches[w] = struct{}{}
-	b.watches[w] = struct{}{}
-	w.entry.arm(now)
-	w.stop = context.AfterFunc(ctx, func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		b.unwatch(w)
+	w := &watch{backend: b, ch: make(chan struct{}, 1)}
+	err := b.call(ctx, false, func(_, now time.Time) error {
+		w.entry = b.space.entry(b.key(key), now)
+		if w.entry.watches == nil {
+			w.entry.watches = map[*watch]struct{}{}
+		}
+		w.entry.watches[w] = struct{}{}
+		w.entry.arm(now)
+		w.stop = context.AfterFunc(ctx, func() {
+			b.space.mu.Lock()
+			defer b.space.mu.Unlock()
+			w.end()
+		})
+		return nil
 	})
-	return w.ch, nil
+	return w.ch, err
 }
 
-func (b *Backend) unwatch(w *watch) {
-	delete(b.watches, w)
+func (w *watch) end() {
 	delete(w.entry.watches, w)
 	w.entry.arm(time.Now())
 }
@@ -297,15 +290,16 @@ func (b *Backend) Close() error {
 	b.closed = true
 	b.setOutage(nil)
 	b.interrupt(driver.ErrClosed)
-	if b.has(driver.FeatureSession) {
-		now := time.Now()
-		for _, e := range b.space.entries {
-			e.evict(now, func(h *hold) bool { return h.backend == b })
+	for _, e := range b.space.entries {
+		if b.has(driver.FeatureSession) {
+			e.evict(time.Now(), func(h *hold) bool { return h.backend == b })
 		}
-	}
-	for w := range b.watches {
-		w.stop()
-		b.unwatch(w)
+		for w := range e.watches {
+			if w.backend == b {
+				w.stop()
+				w.end()
+			}
+		}
 	}
 	return nil
 }
@@ -319,9 +313,11 @@ func (b *Backend) interrupt(err error) {
 				w.wake()
 			}
 		}
-	}
-	for w := range b.watches {
-		w.wake()
+		for w := range e.watches {
+			if w.backend == b {
+				w.wake()
+			}
+		}
 	}
 }
 

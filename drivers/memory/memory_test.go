@@ -4,14 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/quorum"
 )
@@ -107,24 +105,6 @@ func granted(t *testing.T, what string, ch <-chan result) driver.Lease {
 	}
 }
 
-func TestHeldNamesTheHolder(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := New()
-		r := request("k")
-		l := acquire(t, b, r)
-		since := time.Now()
-		time.Sleep(3 * time.Second)
-		h := wantHeld(t, b, request("k"))
-		want := driver.HeldError{Holder: r.Owner, RetryAfter: 7 * time.Second, Since: since.Round(0), Server: l.Grant().Server, Clock: time.Now().Round(0)}
-		if h != want {
-			t.Errorf("got %+v, want %+v", h, want)
-		}
-		if s, want := h.Error(), "held by "+r.Owner+" for 3s; its lease ends in 7s unless it is renewed"; s != want {
-			t.Errorf("Error() = %q, want %q", s, want)
-		}
-	})
-}
-
 func TestARetriedRequestHasTheTokenThatItHas(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := New()
@@ -140,23 +120,6 @@ func TestARetriedRequestHasTheTokenThatItHas(t *testing.T) {
 		wantHeld(t, b, &driver.Request{Key: "k", Owner: r.Owner, TTL: ttl, Mode: driver.Shared}) // is another request
 		release(t, second)
 		wantErr(t, "release by the first handle", first.Release(t.Context()), driver.ErrLost)
-	})
-}
-
-func TestSharedHoldersExpireOneByOne(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := New()
-		acquire(t, b, request("k", shared))
-		time.Sleep(time.Second)
-		acquire(t, b, request("k", shared))
-		began := time.Now()
-		if h := wantHeld(t, b, request("k")); h.RetryAfter != ttl {
-			t.Errorf("RetryAfter = %v, want the time of the holder that stays longest, %v", h.RetryAfter, ttl)
-		}
-		r := <-start(t.Context(), b, request("k"))
-		if d := time.Since(began); r.err != nil || d != ttl {
-			t.Errorf("granted after %v (%v), want %v", d, r.err, ttl)
-		}
 	})
 }
 
@@ -236,39 +199,6 @@ func TestAGrantThatCrossesTheCancellationIsUndone(t *testing.T) {
 			t.Fatalf("confirm: %v, %v", got, err)
 		}
 		release(t, granted(t, "the next waiter", next))
-	})
-}
-
-// lateContext has a deadline in the past, and its timer has not fired.
-type lateContext struct{ context.Context }
-
-func (lateContext) Deadline() (time.Time, bool) { return time.Now().Add(-time.Second), true }
-
-func TestARequestAfterItsDeadlineIsRefused(t *testing.T) {
-	b := New()
-	_, err := b.Acquire(lateContext{t.Context()}, request("k"))
-	wantErr(t, "acquire", err, context.DeadlineExceeded)
-	l := acquire(t, b, request("k"))
-	_, err = l.Renew(lateContext{t.Context()}, &driver.Renewal{TTL: ttl})
-	wantErr(t, "renew", err, context.DeadlineExceeded)
-}
-
-func TestFenceFloorIsHonouredUpToTheSlack(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		now := uint64(time.Now().UnixMicro())
-		slack := uint64(driver.FenceSlack / time.Microsecond)
-		for floor, want := range map[uint64]uint64{
-			now - 5:             now - 5,
-			now + 7:             now + 7,
-			now + slack:         now + slack,
-			now + slack + 1:     now + slack,
-			driver.MaxFence * 2: now + slack,
-		} {
-			l := acquire(t, New(), request("k", func(r *driver.Request) { r.FenceFloor = floor }))
-			if got := l.Grant().Fence; got != want {
-				t.Errorf("floor %d gave token %d, want %d", floor, got, want)
-			}
-		}
 	})
 }
 
@@ -370,90 +300,6 @@ func TestASweepKeepsWhatIsHeldWatchedOrWaitedFor(t *testing.T) {
 	})
 }
 
-func TestWatchHearsOfEveryWayAKeyComesFree(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := New()
-		ctx, cancel := context.WithCancel(t.Context())
-		var l driver.Lease
-		for what, free := range map[string]func(){
-			"release": func() { release(t, l) },
-			"expiry":  func() { time.Sleep(ttl) },
-			"Expire":  func() { b.Expire("k") },
-			"Break": func() {
-				if err := b.Break(ctx, "k", driver.Holder{Fence: l.Grant().Fence}); err != nil {
-					t.Fatal(err)
-				}
-			},
-			"outage": func() { b.Fail(errors.New("cut")); b.Fail(nil); b.Expire("k") },
-		} {
-			l = acquire(t, b.Peer(), request("k"))
-			ch, err := b.Watch(ctx, "k")
-			if err != nil {
-				t.Fatal(err)
-			}
-			synctest.Wait()
-			if len(ch) != 0 {
-				t.Errorf("%s: a value before it", what)
-			}
-			free()
-			synctest.Wait()
-			if len(ch) != 1 {
-				t.Errorf("%s: no value", what)
-			}
-		}
-		cancel()
-		synctest.Wait()
-		if n := len(b.watches) + len(b.space.entries["k"].watches); n != 0 {
-			t.Errorf("%d watches outlive their context", n)
-		}
-		_, err := b.Watch(t.Context(), "")
-		wantErr(t, "watch of an empty key", err, driver.ErrInvalid)
-	})
-}
-
-func TestCloseEndsTheBackendAndNothingElse(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := New()
-		peer := b.Peer()
-		l := acquire(t, b, request("k"))
-		theirs := acquire(t, peer, request("theirs"))
-		mine := start(t.Context(), b, request("theirs"))
-		next := start(t.Context(), peer, request("k"))
-		watch, err := b.Watch(t.Context(), "k")
-		if err != nil {
-			t.Fatal(err)
-		}
-		for range 2 {
-			if err := b.Close(); err != nil {
-				t.Fatal(err)
-			}
-		}
-		wantErr(t, "a waiting call", (<-mine).err, driver.ErrClosed)
-		if len(watch) != 1 || len(b.watches) != 0 {
-			t.Errorf("the watcher has %d values and %d registrations, want 1 and 0", len(watch), len(b.watches))
-		}
-		_, err = b.Acquire(t.Context(), request("other"))
-		wantErr(t, "acquire", err, driver.ErrClosed)
-		_, err = b.Watch(t.Context(), "k")
-		wantErr(t, "watch", err, driver.ErrClosed)
-		_, err = b.Lookup(t.Context(), "k")
-		wantErr(t, "lookup", err, driver.ErrClosed)
-		wantErr(t, "list", b.List(t.Context(), "", nil), driver.ErrClosed)
-		_, err = b.Check(t.Context())
-		wantErr(t, "check", err, driver.ErrClosed)
-		wantErr(t, "break", b.Break(t.Context(), "k", driver.Holder{Fence: 1}), driver.ErrClosed)
-		_, err = l.Renew(t.Context(), &driver.Renewal{TTL: ttl})
-		wantErr(t, "renew", err, driver.ErrClosed)
-		wantErr(t, "release", l.Release(t.Context()), driver.ErrClosed)
-
-		pending(t, "a peer's wait for what the closed backend holds", next)
-		release(t, theirs)
-		if r := <-next; r.err != nil { // when the TTL has ended
-			t.Error(r.err)
-		}
-	})
-}
-
 func TestHoldTakesTheKeyUntilRelease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := New()
@@ -522,67 +368,6 @@ func TestFailAnswersEveryCall(t *testing.T) {
 	})
 }
 
-func TestInspection(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		d := &Driver{}
-		b := open(t, d, "memory:x", "app:")
-		r := request("a1", shared)
-		l := acquire(t, b, r)
-		acquire(t, b, request("a2"))
-		acquire(t, b, request("b"))
-		release(t, acquire(t, b, request("a3")))
-		acquire(t, open(t, d, "memory:x", ""), request("a4"))
-		wait := start(t.Context(), b, request("a1"))
-		time.Sleep(time.Second)
-
-		st, err := b.Lookup(t.Context(), "a1")
-		if err != nil {
-			t.Fatal(err)
-		}
-		if st.Key != "a1" || st.Mode != driver.Shared || st.Waiters != 1 || st.Fence != l.Grant().Fence || len(st.Holders) != 1 {
-			t.Fatalf("state %+v", st)
-		}
-		want := driver.Holder{Owner: r.Owner, Fence: l.Grant().Fence, Since: l.Grant().Clock, TTL: ttl - time.Second}
-		if st.Holders[0] != want {
-			t.Errorf("holder %+v, want %+v", st.Holders[0], want)
-		}
-		list := func(prefix string, limit int) (keys []string) {
-			err := b.List(t.Context(), prefix, func(s *driver.State) bool {
-				keys = append(keys, s.Key)
-				return len(keys) < limit
-			})
-			if err != nil {
-				t.Error(err)
-			}
-			slices.Sort(keys)
-			return keys
-		}
-		if got := list("a", 9); !slices.Equal(got, []string{"a1", "a2"}) {
-			t.Errorf("list a: %q", got)
-		}
-		if got := list("", 9); !slices.Equal(got, []string{"a1", "a2", "b"}) {
-			t.Errorf("list: %q", got)
-		}
-		if got := list("", 1); len(got) != 1 {
-			t.Errorf("list went on after yield returned false: %q", got)
-		}
-		time.Sleep(ttl)
-		if st, _ := b.Lookup(t.Context(), "a2"); len(st.Holders) != 0 || st.Fence == 0 {
-			t.Errorf("after its TTL: %+v", st)
-		}
-		if st, err := b.Lookup(t.Context(), "never"); err != nil || st.Key != "never" || len(st.Holders) != 0 {
-			t.Errorf("a key that nobody used: %+v, %v", st, err)
-		}
-		release(t, granted(t, "the waiter", wait))
-		if found, err := b.Check(t.Context()); err != nil || len(found) != 1 {
-			t.Errorf("check: %v, %v", found, err)
-		}
-		ctx, cancel := context.WithCancel(t.Context())
-		cancel()
-		wantErr(t, "list with an ended context", b.List(ctx, "", nil), context.Canceled)
-	})
-}
-
 func open(t *testing.T, d *Driver, dsn, prefix string) *Backend {
 	t.Helper()
 	b, err := d.Open(&driver.Config{DSN: dsn, Prefix: prefix})
@@ -623,30 +408,4 @@ func TestABadURLNamesTheBadPart(t *testing.T) {
 			t.Errorf("%q: got %v, want ErrInvalid that names %s", dsn, err, part)
 		}
 	}
-}
-
-func TestTheURLOpensIt(t *testing.T) {
-	name := "memory:" + strings.ToLower(t.Name())
-	one, err := dlock.OpenURL(name + "?ttl=5s&prefix=p:")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer one.Close() //nolint:errcheck // of memory
-	two, err := dlock.OpenBackend(name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer two.Close() //nolint:errcheck // of memory
-	l, err := one.TryLock(t.Context(), "k")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := two.Acquire(t.Context(), request("p:k")); !errors.Is(err, driver.ErrHeld) {
-		t.Errorf("the same name is another space: %v", err)
-	}
-	if err := l.Unlock(); err != nil {
-		t.Error(err)
-	}
-	_, err = dlock.OpenURL("memory:?colour=red")
-	wantErr(t, "an unknown parameter", err, driver.ErrInvalid)
 }

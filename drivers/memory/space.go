@@ -66,9 +66,10 @@ func (w *waiter) wake() { signal(w.ready) }
 
 // watch is one call of Watch.
 type watch struct {
-	entry *entry
-	ch    chan struct{}
-	stop  func() bool
+	backend *Backend
+	entry   *entry
+	ch      chan struct{}
+	stop    func() bool
 }
 
 func (w *watch) wake() { signal(w.ch) }

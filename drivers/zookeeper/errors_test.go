@@ -4,11 +4,12 @@ import (
 	"testing"
 
 	"github.com/redlock-go/redlock/drivers/internal/drivertest"
-	"github.com/redlock-go/redlock/redlocktest/server"
+	"github.com/redlock-go/redlock/redlocktest/fault"
 )
 
 func TestAnErrorSaysEachFactOnce(t *testing.T) {
 	t.Parallel()
-	g := server.ZooKeeper(t, 1)
-	drivertest.RunErrors(t, open(t, "zk://"+g.Addrs()[0]+"?call_timeout=500ms"), "zookeeper", g.Pause, g.Resume)
+	way := fault.NewProxy(t, single(t).Addrs()[0])
+	b := open(t, "zk://"+way.Addr()+"/"+t.Name()+"?call_timeout=500ms")
+	drivertest.RunErrors(t, b, "zookeeper", func() error { way.Pause(); return nil }, func() error { way.Resume(); return nil })
 }
