@@ -53,6 +53,7 @@ func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Leas
 	}
 	a.leave()
 	if errors.Is(err, driver.ErrHeld) {
+		b.noteHeld(a.path)
 		return nil, err
 	}
 	err = b.failed(call, err)
@@ -76,10 +77,36 @@ func (a *attempt) acquire(ctx context.Context) error {
 	}
 }
 
-// try makes one attempt, or waits.
+// noteHeld remembers that a key was found held.
+func (b *Backend) noteHeld(path string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.held) >= 1000 {
+		clear(b.held) // the others are tried without a look once
+	}
+	b.held[path] = time.Now()
+}
+
+// heldLately reports whether a key was found held within 5 s.
+func (b *Backend) heldLately(path string) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return time.Since(b.held[path]) < 5*time.Second
+}
+
+// try makes one attempt, or waits. If the key was held lately it looks first, since a look writes
+// nothing.
 func (a *attempt) try(ctx context.Context) error {
 	if a.req.Wait {
 		return a.wait(ctx)
+	}
+	if a.b.heldLately(a.path) {
+		if err := a.peek(ctx); err != nil {
+			return err
+		}
+		if a.seen != nil {
+			return a.seen
+		}
 	}
 	alone, err := a.enter(ctx)
 	switch {

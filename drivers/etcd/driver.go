@@ -126,16 +126,40 @@ type Backend struct {
 
 	mu       sync.Mutex
 	client   *clientv3.Client
-	dialing  *dialing
+	dialing  *flight               // that makes the client
 	sessions map[int64]*session    // by their TTL in seconds
 	all      map[*session]struct{} // including those that carry no more locks
+	held     map[string]time.Time  // when attempts found keys held
 }
 
-// dialing is an attempt to make the client.
-type dialing struct {
-	done   chan struct{}
-	client *clientv3.Client
-	err    error
+// A flight is a call that several callers wait for.
+type flight struct {
+	done chan struct{}
+	err  error
+}
+
+// fly begins a flight, which f ends.
+func (b *Backend) fly(f func(context.Context, *flight)) *flight {
+	x := &flight{done: make(chan struct{})}
+	if !b.calls.Go(func(ctx context.Context) { f(ctx, x) }) {
+		x.end(driver.ErrClosed)
+	}
+	return x
+}
+
+func (x *flight) end(err error) {
+	x.err = err
+	close(x.done)
+}
+
+// wait waits for the end.
+func (x *flight) wait(ctx context.Context) error {
+	select {
+	case <-x.done:
+		return x.err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 var (
@@ -186,7 +210,7 @@ func newBackend(o *Options, members int) (*Backend, error) {
 	case opt.CallTimeout < 10*time.Millisecond:
 		return nil, driver.Invalid("call_timeout", "must be at least 10ms")
 	}
-	b := &Backend{opt: opt, now: time.Now, tries: min(max(members, 2), 3), sessions: map[int64]*session{}, all: map[*session]struct{}{}, info: driver.Info{
+	b := &Backend{opt: opt, now: time.Now, tries: min(max(members, 2), 3), sessions: map[int64]*session{}, all: map[*session]struct{}{}, held: map[string]time.Time{}, info: driver.Info{
 		Name:     "etcd",
 		Features: driver.FeatureShared | driver.FeatureFencing | driver.FeatureQueueing | driver.FeatureOrdered,
 		MinTTL:   minTTL, MaxTTL: maxTTL,
@@ -233,40 +257,29 @@ func (b *Backend) Close() error {
 // connect returns the client, and makes it at the first call.
 func (b *Backend) connect(ctx context.Context) (*clientv3.Client, error) {
 	b.mu.Lock()
-	if b.client != nil {
-		defer b.mu.Unlock()
-		return b.client, nil
-	}
-	d := b.dialing
-	if d == nil {
-		d = &dialing{done: make(chan struct{})}
-		b.dialing = d
-		if !b.calls.Go(func(context.Context) { b.finish(d) }) {
-			b.finishWith(d, nil, driver.ErrClosed)
-		}
+	client, x := b.client, b.dialing
+	if client == nil && x == nil {
+		x = b.fly(b.makeClient)
+		b.dialing = x
 	}
 	b.mu.Unlock()
-	select {
-	case <-d.done:
-		return d.client, d.err
-	case <-ctx.Done():
-		return nil, ctx.Err()
+	if client != nil {
+		return client, nil
 	}
+	if err := x.wait(ctx); err != nil {
+		return nil, err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.client, nil
 }
 
-// finish makes the client.
-func (b *Backend) finish(d *dialing) {
+func (b *Backend) makeClient(_ context.Context, x *flight) {
 	client, err := b.dial()
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.finishWith(d, client, err)
-}
-
-// finishWith is called under b.mu.
-func (b *Backend) finishWith(d *dialing, client *clientv3.Client, err error) {
-	d.client, d.err = client, err
 	b.client, b.dialing = client, nil
-	close(d.done)
+	x.end(err)
 }
 
 // call makes a request. If no member answers for a while it sends the request to another one as

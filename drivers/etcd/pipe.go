@@ -170,6 +170,9 @@ func (b *Backend) send(ctx context.Context, batch []*part) {
 		b.took.Store(int64(time.Since(sent)))
 		b.saw(done.Header.Revision)
 		if answers := t.answers(done); answers != nil {
+			if !done.Succeeded {
+				b.base.CompareAndSwap(t.next, t.old) // it was refused, and raised no base
+			}
 			for i, p := range batch {
 				p.answer, p.base, p.sent, p.sure = answers[i], t.next, sent, sure
 				p.rev, p.term = done.Header.Revision, done.Header.RaftTerm

@@ -10,7 +10,6 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
-	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/base"
 )
 
@@ -18,26 +17,19 @@ import (
 // whole TTL. One goroutine keeps it alive.
 type session struct {
 	b       *Backend
-	seconds int64         // its TTL
-	ready   chan struct{} // closed when it is granted, or err is set
+	seconds int64   // its TTL
+	ready   *flight // that grants it
 	id      clientv3.LeaseID
-	err     error
 
 	mu      sync.Mutex
 	start   time.Time // before the request to grant it, or to keep it alive
 	term    uint64    // the leader's, at the last keep-alive; 0: none since the grant
-	keeping *keeping  // the keep-alive under way
+	keeping *flight   // the keep-alive under way
 	entries int       // how many it has carried
 	users   int       // attempts and leases
 	idle    time.Time // since when it has no users
 	retired bool      // it carries no more entries
 	doubts  int       // tombstones
-}
-
-// keeping is one keep-alive.
-type keeping struct {
-	done chan struct{}
-	err  error
 }
 
 const (
@@ -57,22 +49,15 @@ func (b *Backend) join(ctx context.Context, ttl time.Duration) (*session, error)
 	b.mu.Lock()
 	s := b.sessions[n]
 	if s == nil {
-		s = &session{b: b, seconds: n, ready: make(chan struct{})}
+		s = &session{b: b, seconds: n}
 		b.sessions[n], b.all[s] = s, struct{}{}
-		b.calls.Go(s.run)
+		s.ready = b.fly(s.run)
 	}
 	s.mu.Lock()
 	s.users++
 	s.mu.Unlock()
 	b.mu.Unlock()
-	var err error
-	select {
-	case <-s.ready:
-		err = s.err
-	case <-ctx.Done():
-		err = ctx.Err()
-	}
-	if err != nil {
+	if err := s.ready.wait(ctx); err != nil {
 		s.leave()
 		return nil, err
 	}
@@ -101,11 +86,12 @@ func (s *session) retire() {
 
 // run gets the lease, keeps it alive, and ends it when it has been without users for long. It goes on
 // if the caller's context ends, since a lease whose answer is lost lives for its whole TTL.
-func (s *session) run(ctx context.Context) {
-	s.grant(ctx)
-	close(s.ready)
-	if s.err != nil {
+func (s *session) run(ctx context.Context, ready *flight) {
+	err := s.grant(ctx)
+	if err != nil {
 		s.forget()
+	}
+	if ready.end(err); err != nil {
 		return
 	}
 	tick := time.NewTicker(min(time.Duration(s.seconds)*time.Second/12, 5*time.Second))
@@ -122,16 +108,17 @@ func (s *session) run(ctx context.Context) {
 }
 
 // grant gets the lease.
-func (s *session) grant(ctx context.Context) {
+func (s *session) grant(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, s.b.opt.CallTimeout)
 	defer cancel()
 	s.start = time.Now()
 	granted, _, err := call(ctx, s.b, func(ctx context.Context, c *clientv3.Client) (*clientv3.LeaseGrantResponse, error) {
 		return c.Grant(ctx, s.seconds) // if it is sent twice, a lease that nobody uses ends by itself
 	})
-	if s.err = err; err == nil {
+	if err == nil {
 		s.id, s.idle = granted.ID, time.Now()
 	}
+	return err
 }
 
 // unused retires a session that has had no users for long.
@@ -168,25 +155,15 @@ func (s *session) keep(ctx context.Context, age time.Duration) error {
 		s.mu.Unlock()
 		return nil
 	}
+	if s.keeping == nil {
+		s.keeping = s.b.fly(s.extend)
+	}
 	k := s.keeping
-	if k == nil {
-		k = &keeping{done: make(chan struct{})}
-		s.keeping = k
-		if !s.b.calls.Go(func(ctx context.Context) { s.extend(ctx, k) }) {
-			k.err = driver.ErrClosed
-			close(k.done)
-		}
-	}
 	s.mu.Unlock()
-	select {
-	case <-k.done:
-		return k.err
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+	return k.wait(ctx)
 }
 
-func (s *session) extend(ctx context.Context, k *keeping) {
+func (s *session) extend(ctx context.Context, k *flight) {
 	ctx, cancel := context.WithTimeout(ctx, s.b.opt.CallTimeout)
 	defer cancel()
 	start := time.Now()
@@ -201,8 +178,8 @@ func (s *session) extend(ctx context.Context, k *keeping) {
 	if err == nil {
 		s.start, s.term = start, answer.RaftTerm
 	}
-	s.keeping, k.err = nil, err
-	close(k.done)
+	s.keeping = nil
+	k.end(err)
 }
 
 // covers returns the time from which the lease certainly lasts for its whole TTL, by the answer to a
