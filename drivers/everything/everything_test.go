@@ -45,8 +45,8 @@ func backends(t *testing.T) map[string]string {
 	pg := server.Postgres(t)
 	urls["quorum"] = "redlock:" + strings.Join(nodes, ",") + ",bootstrap=true"
 	urls["postgres"] = pg.URL()
-	urls["zookeeper"] = "zk://" + strings.Join(server.ZooKeeper(t, 3).Addrs(), ",")
-	urls["etcd"] = "etcd://" + strings.Join(server.Etcd(t, 3).Addrs(), ",")
+	urls["zookeeper"] = "zk://" + strings.Join(server.ZooKeeper(t, 1).Addrs(), ",")
+	urls["etcd"] = "etcd://" + strings.Join(server.Etcd(t, 1).Addrs(), ",")
 	urls["pgtable"] = strings.Replace(server.PgBouncer(t, pg, "transaction").URL(), "postgres://", "pgtable://", 1) + "&setup=true"
 	return urls
 }

@@ -236,27 +236,6 @@ func (b *Backend) forget(s *session) {
 	delete(b.all, s)
 }
 
-// inspectionTTL is the TTL of the session that inspection uses if there is no session of a lock.
-const inspectionTTL = 10 * time.Second
-
-// any joins a session for calls that need no lease, and returns it: one that is connected
-// already, if there is one.
-func (b *Backend) any() (*session, error) {
-	b.mu.Lock()
-	for _, s := range b.sessions {
-		s.mu.Lock()
-		if s.attached && s.dead == nil {
-			s.users++
-			s.mu.Unlock()
-			b.mu.Unlock()
-			return s, nil
-		}
-		s.mu.Unlock()
-	}
-	b.mu.Unlock()
-	return b.session(inspectionTTL)
-}
-
 // bound returns a context for one attempt of a call.
 func (b *Backend) bound(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, b.opt.CallTimeout)

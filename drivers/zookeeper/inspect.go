@@ -18,6 +18,9 @@ import (
 // mostRead is how many entries of a queue are read; of later ones only the names are known.
 const mostRead = 200
 
+// inspectionTTL is that of the session for calls that need no lease.
+const inspectionTTL = 10 * time.Second
+
 // inspect calls f with a session, and translates its error.
 func (b *Backend) inspect(ctx context.Context, f func(context.Context, *session) error) error {
 	call, err := b.calls.Begin(ctx, b.opt.CallTimeout)
@@ -25,7 +28,7 @@ func (b *Backend) inspect(ctx context.Context, f func(context.Context, *session)
 		return err
 	}
 	defer call.End()
-	s, err := b.any()
+	s, err := b.session(inspectionTTL)
 	if err != nil {
 		return err
 	}
@@ -46,7 +49,7 @@ func (b *Backend) Lookup(ctx context.Context, key string) (state *driver.State, 
 		if err := b.sync(ctx, s, b.Path(key)); err != nil {
 			return err
 		}
-		state, err = b.state(ctx, s, key)
+		state, _, err = b.state(ctx, s, key)
 		return err
 	})
 	return state, err
@@ -72,46 +75,45 @@ func (b *Backend) children(ctx context.Context, s *session, node string) ([]stri
 	})
 }
 
-// state reads the queue of a lock: an entry holds the lock if no earlier entry excludes it.
-func (b *Backend) state(ctx context.Context, s *session, key string) (*driver.State, error) {
+// state reads the queue of a lock, and the nodes of its entries: an entry holds the lock if no earlier
+// entry excludes it.
+func (b *Backend) state(ctx context.Context, s *session, key string) (*driver.State, []string, error) {
 	dir := b.Path(key)
 	children, err := b.children(ctx, s, dir)
 	if errors.Is(err, zk.ErrNoNode) {
-		return &driver.State{Key: key}, nil
+		return &driver.State{Key: key}, nil, nil
 	}
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	var token uint64
 	if got, err := read(ctx, s, dir); err == nil {
 		token, _ = parseCounter(got.data) // other data belong to another library
 	}
 	var queue []base.Entry
-	entries := parseQueue(children)
-	for i, e := range entries {
-		if i >= mostRead {
-			queue = append(queue, base.Entry{Holder: driver.Holder{Owner: e.name}, Mode: e.mode})
-			continue
+	var nodes []string
+	for i, e := range parseQueue(children) {
+		h := driver.Holder{Owner: e.name}
+		if i < mostRead {
+			got, err := read(ctx, s, dir+"/"+e.name)
+			switch {
+			case errors.Is(err, zk.ErrNoNode) && i == 0:
+				return b.state(ctx, s, key) // the holder has changed
+			case errors.Is(err, zk.ErrNoNode):
+				continue
+			case err != nil:
+				return nil, nil, err
+			}
+			h = driver.Holder{Session: sessionName(got.stat), Since: time.UnixMilli(got.stat.Ctime)}
+			h.Owner, h.Fence = parseEntry(e.name, got.data, got.stat.Czxid)
 		}
-		got, err := read(ctx, s, dir+"/"+e.name)
-		switch {
-		case errors.Is(err, zk.ErrNoNode) && i == 0:
-			return b.state(ctx, s, key) // the holder has changed
-		case errors.Is(err, zk.ErrNoNode):
-			continue
-		case err != nil:
-			return nil, err
-		}
-		h := driver.Holder{Session: sessionName(got.stat)}
-		h.Owner, h.Fence = parseEntry(e.name, got.data, got.stat.Czxid)
-		h.Since = time.UnixMilli(got.stat.Ctime)
-		queue = append(queue, base.Entry{Holder: h, Mode: e.mode})
+		queue, nodes = append(queue, base.Entry{Holder: h, Mode: e.mode}), append(nodes, dir+"/"+e.name)
 	}
 	state := base.QueueState(key, token, queue)
 	for i := range state.Holders {
 		state.Holders[i].Since = time.Time{} // it waited for a time that is unknown
 	}
-	return state, nil
+	return state, nodes, nil
 }
 
 // sessionName is how ZooKeeper's own tools write a session.
@@ -137,7 +139,7 @@ func (b *Backend) List(ctx context.Context, prefix string, yield func(*driver.St
 		}
 		var state *driver.State
 		err := b.inspect(ctx, func(ctx context.Context, s *session) (err error) {
-			state, err = b.state(ctx, s, key)
+			state, _, err = b.state(ctx, s, key)
 			return err
 		})
 		if err != nil {
@@ -174,30 +176,16 @@ func (b *Backend) Break(ctx context.Context, key string, h driver.Holder) error 
 
 // holder returns the entry of the holder with this token.
 func (b *Backend) holder(ctx context.Context, s *session, key string, fence uint64) (string, error) {
-	dir := b.Path(key)
-	if err := b.sync(ctx, s, dir); err != nil {
+	if err := b.sync(ctx, s, b.Path(key)); err != nil {
 		return "", err
 	}
-	children, err := b.children(ctx, s, dir)
-	if err != nil && !errors.Is(err, zk.ErrNoNode) {
+	state, nodes, err := b.state(ctx, s, key)
+	if err != nil {
 		return "", err
 	}
-	for i, e := range parseQueue(children) {
-		if i > 0 && e.mode == driver.Exclusive {
-			break
-		}
-		got, err := read(ctx, s, dir+"/"+e.name)
-		if errors.Is(err, zk.ErrNoNode) {
-			continue
-		}
-		if err != nil {
-			return "", err
-		}
-		if _, token := parseEntry(e.name, got.data, got.stat.Czxid); token == fence {
-			return dir + "/" + e.name, nil
-		}
-		if e.mode == driver.Exclusive {
-			break
+	for i, h := range state.Holders {
+		if h.Fence == fence && fence != 0 { // zero: its entry was not read
+			return nodes[i], nil
 		}
 	}
 	return "", driver.ErrLost
