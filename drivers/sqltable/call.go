@@ -48,8 +48,8 @@ func (c *call) do(f func(ctx context.Context, conn *sql.Conn) error) error {
 			c.repeated = c.asked
 			continue
 		}
-		v := c.b.dialect.verdictOf(err)
-		if v.kind == again && c.ctx.Err() == nil {
+		kind, reason := c.b.dialect.verdictOf(err)
+		if kind == again && c.ctx.Err() == nil {
 			t := time.NewTimer(pause/2 + rand.N(pause))
 			select {
 			case <-t.C:
@@ -58,7 +58,7 @@ func (c *call) do(f func(ctx context.Context, conn *sql.Conn) error) error {
 				t.Stop()
 			}
 		}
-		return c.translate(v, err)
+		return c.translate(kind, reason, err)
 	}
 }
 
@@ -133,10 +133,10 @@ func (c *call) fence(text string, args ...any) (fence int64, ok bool, err error)
 	err = c.change(func(ctx context.Context, conn *sql.Conn) error {
 		if c.b.dialect == MySQL {
 			r, err := conn.ExecContext(ctx, q, rest...)
-			switch {
-			case err != nil && c.b.dialect.verdictOf(err).kind == duplicate:
-				return nil
-			case err != nil:
+			if err != nil {
+				if kind, _ := c.b.dialect.verdictOf(err); kind == duplicate {
+					return nil
+				}
 				return err
 			}
 			// The number of rows proves nothing: with some settings of the client it also

@@ -4,7 +4,6 @@ import (
 	"context"
 	"database/sql"
 	"errors"
-	"sync"
 	"testing"
 
 	"github.com/redlock-go/redlock/dlock/fence"
@@ -43,41 +42,6 @@ func fences(t *testing.T, p *place) {
 		if err := write(old.Grant().Fence); !errors.As(err, &stale) || stale.Seen != now.Grant().Fence {
 			t.Errorf("%s: the old holder: %v", name, err)
 		}
-		concurrentWrites(t, name, write, now.Grant().Fence)
-	}
-}
-
-// concurrentWrites checks that accepted writes have rising tokens, even if writes are concurrent.
-func concurrentWrites(t *testing.T, name string, write func(uint64) error, from uint64) {
-	var mu sync.Mutex
-	highest, accepted := uint64(0), 0
-	var wg sync.WaitGroup
-	for w := range uint64(4) {
-		wg.Go(func() {
-			for n := range uint64(8) {
-				token := from + 4*n + w
-				mu.Lock()
-				before := highest
-				mu.Unlock()
-				err := write(token)
-				mu.Lock()
-				if err == nil {
-					accepted++
-					if token < before {
-						t.Errorf("%s: token %d was accepted after %d", name, token, before)
-					}
-					highest = max(highest, token)
-				}
-				mu.Unlock()
-			}
-		})
-	}
-	wg.Wait()
-	if accepted == 0 {
-		t.Errorf("%s: no write was accepted", name)
-	}
-	if err := write(highest - 1); !errors.Is(err, fence.ErrStale) {
-		t.Errorf("%s: the token before the highest: %v", name, err)
 	}
 }
 

@@ -127,68 +127,58 @@ func (b *Backend) Break(ctx context.Context, key string, h driver.Holder) error 
 
 // Check examines the server and the table.
 func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
-	k := &checkup{b: b}
-	k.Node = b.String()
-	err := b.inspect(ctx, k.run)
+	f := &base.Findings{Node: b.String()}
+	err := b.inspect(ctx, func(c *call) error {
+		sent := time.Now()
+		r, err := c.look([]byte{})
+		if err != nil || b.dialect == SQLite {
+			return err
+		}
+		f.Clock(time.UnixMicro(r.now), sent)
+		var names []string
+		for _, d := range settings[b.dialect] {
+			names = append(names, "'"+d.name+"'")
+		}
+		query := `SHOW GLOBAL VARIABLES WHERE Variable_name`
+		if b.dialect == Postgres {
+			query = `SELECT name, setting FROM pg_settings WHERE name`
+		}
+		return c.query(query+" IN ("+strings.Join(names, ", ")+")", nil, func(s *sql.Rows) error {
+			var name, value string
+			err := s.Scan(&name, &value)
+			for _, d := range settings[b.dialect] {
+				if d.name == name && (value == d.bad || d.bad == "" && value != d.good) {
+					f.Add(d.code, d.severity, d.remedy, "%s is %s: %s", name, value, d.summary)
+				}
+			}
+			return err
+		})
+	})
 	if no, ok := b.toMake(err); ok {
-		k.Add("no-table", driver.SeverityNote, "check again after that", "there is no %s: the first lock makes it", no.what)
+		f.Add("no-table", driver.SeverityNote, "check again after that", "there is no %s: the first lock makes it", no.what)
 		err = nil
 	}
-	return k.Result(err)
+	return f.Result(err)
 }
 
-type checkup struct {
-	base.Findings
-	b *Backend
-}
+const (
+	forgets = "a crash of the server forgets the last locks"
+	oneNode = "locks are safe only while all clients reach the same node of this Galera cluster"
+)
 
-// questions are the dialects' settings that matter: a query of names and values.
-var questions = map[Dialect]string{
-	MySQL:    `SHOW GLOBAL VARIABLES WHERE Variable_name IN ('version', 'innodb_flush_log_at_trx_commit', 'sync_binlog', 'log_bin', 'wsrep_on')`,
-	Postgres: `SELECT name, setting FROM pg_settings WHERE name IN ('server_version', 'fsync', 'synchronous_commit')`,
-	SQLite:   `SELECT 'version', sqlite_version()`,
-}
-
-func (k *checkup) run(c *call) error {
-	sent := time.Now()
-	r, err := c.look([]byte{})
-	if err != nil {
-		return err
-	}
-	k.Clock(time.UnixMicro(r.now), sent)
-	settings := map[string]string{}
-	err = c.query(questions[k.b.dialect], nil, func(s *sql.Rows) error {
-		var name, value string
-		err := s.Scan(&name, &value)
-		settings[name] = value
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	k.Add("version", driver.SeverityNote, "", "version %s", settings["version"]+settings["server_version"])
-	switch k.b.dialect {
-	case MySQL:
-		if v := settings["innodb_flush_log_at_trx_commit"]; v != "1" {
-			k.Add("innodb-flush-log", driver.SeverityUnsafe, "set innodb_flush_log_at_trx_commit = 1", "innodb_flush_log_at_trx_commit is %s: a crash of the server's machine forgets the locks of the last second", v)
-		}
-		if settings["log_bin"] == "ON" {
-			k.Add("replica", driver.SeverityNote, "", "a replica that is promoted may lack the last locks, unless replication is synchronous")
-		}
-		if settings["wsrep_on"] == "ON" {
-			k.Add("galera", driver.SeverityWarning, "let all clients reach the same node, by an address that leads to it alone", "this is a node of a Galera cluster: locks are safe only while all clients reach the same node")
-		}
-	case Postgres:
-		for _, name := range []string{"fsync", "synchronous_commit"} {
-			if settings[name] == "off" {
-				k.Add(strings.ReplaceAll(name, "_", "-"), driver.SeverityUnsafe, "turn "+name+" on", "%s is off: a crash of the server forgets the last locks", name)
-			}
-		}
-	}
-	rows := int64(0)
-	err = c.query("SELECT count(*) FROM "+k.b.dialect.quote(k.b.opt.Table), nil, func(s *sql.Rows) error { return s.Scan(&rows) })
-	if err == nil {
-		k.Add("rows", driver.SeverityNote, "", "the table %s has %d keys; unused keys are deleted after %v", k.b.opt.Table, rows-1, keptFree)
-	}
-	return err
+// settings are those of the dialects that matter: a good value, or a bad one.
+var settings = map[Dialect][]struct {
+	name, good, bad string
+	code            string
+	severity        driver.Severity
+	remedy, summary string
+}{
+	MySQL: {
+		{"innodb_flush_log_at_trx_commit", "1", "", "innodb-flush-log", driver.SeverityUnsafe, "set innodb_flush_log_at_trx_commit = 1", forgets},
+		{"wsrep_on", "", "ON", "galera", driver.SeverityWarning, "let all clients reach the same node, by an address that leads to it alone", oneNode},
+	},
+	Postgres: {
+		{"fsync", "", "off", "fsync", driver.SeverityUnsafe, "turn fsync on", forgets},
+		{"synchronous_commit", "", "off", "synchronous-commit", driver.SeverityUnsafe, "turn synchronous_commit on", forgets},
+	},
 }

@@ -1,13 +1,10 @@
 package mysql
 
 import (
-	"bytes"
 	"context"
 	sqldriver "database/sql/driver"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"syscall"
 )
@@ -33,7 +30,7 @@ func (c careful) Connect(ctx context.Context) (conn sqldriver.Conn, err error) {
 
 type dialledKey struct{}
 
-// dial connects, and checks what the server sends first.
+// dial connects.
 func dial(ctx context.Context, network, addr string) (net.Conn, error) {
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, network, addr)
@@ -47,32 +44,16 @@ func dial(ctx context.Context, network, addr string) (net.Conn, error) {
 	return c, nil
 }
 
-const (
-	maxGreeting = 1 << 12 // bytes of the first packet; servers send about 100
-	maxAnswer   = 1 << 24 // bytes of the answers to one packet of ours; List reads the most, 500 kB
-)
+// maxAnswer bounds the bytes of the answers to one packet of ours; List reads the most, 500 kB.
+const maxAnswer = 1 << 24
 
-// bounded is a connection whose first packet is checked, and whose answers are bounded.
+// bounded is a connection whose answers are bounded.
 type bounded struct {
 	net.Conn
-	greeting []byte // the rest of the first packet
-	greeted  bool
-	read     int // since the last Write
+	read int // since the last Write
 }
 
 func (c *bounded) Read(b []byte) (int, error) {
-	if !c.greeted {
-		greeting, err := readGreeting(c.Conn)
-		if err != nil {
-			return 0, err
-		}
-		c.greeting, c.greeted = greeting, true
-	}
-	if len(c.greeting) > 0 {
-		n := copy(b, c.greeting)
-		c.greeting = c.greeting[n:]
-		return n, nil
-	}
 	n, err := c.Conn.Read(b)
 	if c.read += n; c.read > maxAnswer {
 		return 0, errors.New("mysql: the server's answer is too long")
@@ -91,35 +72,4 @@ func (c *bounded) SyscallConn() (syscall.RawConn, error) {
 		return s.SyscallConn()
 	}
 	return nil, errors.ErrUnsupported
-}
-
-var errGreeting = errors.New("mysql: the server does not greet as MySQL does")
-
-// readGreeting reads the first packet, which is an error or a greeting of protocol 10.
-func readGreeting(r io.Reader) ([]byte, error) {
-	head := make([]byte, 4)
-	if _, err := io.ReadFull(r, head); err != nil {
-		return nil, err
-	}
-	size := int(binary.LittleEndian.Uint32(head) & 0xffffff)
-	if size == 0 || size > maxGreeting {
-		return nil, errGreeting
-	}
-	packet := make([]byte, 4+size)
-	copy(packet, head)
-	if _, err := io.ReadFull(r, packet[4:]); err != nil {
-		return nil, err
-	}
-	switch body := packet[4:]; {
-	case body[0] == 0xff && size >= 9: // an error: its number, and a text
-		return packet, nil
-	case body[0] == 10:
-		// The version ends with a zero byte. After it come the connection's number (4 bytes), the
-		// first part of the cipher (8), zero, capabilities (2), the character set (1), the status
-		// (2), more capabilities (2), a length (1), 10 bytes, and the rest of the cipher (13).
-		if version := bytes.IndexByte(body, 0); version > 0 && len(body)-version-1 >= 4+8+1+2+1+2+2+1+10+13 {
-			return packet, nil
-		}
-	}
-	return nil, errGreeting
 }
