@@ -46,33 +46,21 @@ const locksOf = `SELECT l.granted, l.mode = 'ShareLock' AS shared, l.pid,
 	WHERE l.locktype = 'advisory'
 	AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())`
 
-// lockRow is a row of locksOf.
+// A lockRow is a row of locksOf. Its Holder is the session that has the lock or waits for it, by what the
+// server knows of it.
 type lockRow struct {
-	granted      bool
-	shared       bool
-	pid          int64
-	app, address string
-	since        time.Time
-	session      string
+	driver.Holder
+	granted, shared bool
+	pid             int64
 }
 
-func readLocks(ctx context.Context, pc *pgconn.PgConn, where string) ([]lockRow, error) {
-	results, err := pc.Exec(ctx, locksOf+where).ReadAll()
-	if err != nil {
-		return nil, answered(err)
+func readLock(v [][]byte) lockRow {
+	r := lockRow{granted: wire.Value(v[0]) == 1, shared: wire.Value(v[1]) == 1, pid: wire.Value(v[2])}
+	r.Owner, r.Address, r.Session = fmt.Sprintf("%s (process %d)", v[3], r.pid), string(v[4]), string(v[6])
+	if us := wire.Value(v[5]); us > 0 {
+		r.Since = time.UnixMicro(us)
 	}
-	var rows []lockRow
-	for _, v := range results[0].Rows {
-		r := lockRow{
-			granted: wire.Value(v[0]) == 1, shared: wire.Value(v[1]) == 1, pid: wire.Value(v[2]),
-			app: string(v[3]), address: string(v[4]), session: string(v[6]),
-		}
-		if us := wire.Value(v[5]); us > 0 {
-			r.since = time.UnixMicro(us)
-		}
-		rows = append(rows, r)
-	}
-	return rows, nil
+	return r
 }
 
 // goneTimeout bounds the query of processGone: the caller's lease is over already.
@@ -104,27 +92,30 @@ func (b *Backend) Lookup(ctx context.Context, key string) (*driver.State, error)
 		return nil, driver.Invalid("key", "is empty")
 	}
 	id := advisory.NumberOf(b.opt.Prefix, key)
-	var rows []lockRow
-	err := b.inspect(ctx, func(ctx context.Context, pc *pgconn.PgConn) (err error) {
-		rows, err = readLocks(ctx, pc, id.Where()+" ORDER BY l.waitstart")
-		return err
+	st := &driver.State{Key: key}
+	err := b.inspect(ctx, func(ctx context.Context, pc *pgconn.PgConn) error {
+		results, err := pc.Exec(ctx, locksOf+id.Where()+" ORDER BY l.waitstart").ReadAll()
+		if err != nil {
+			return answered(err)
+		}
+		for _, v := range results[0].Rows {
+			r := readLock(v)
+			if r.granted {
+				if r.shared {
+					st.Mode = driver.Shared
+				}
+				st.Holders = append(st.Holders, b.holders(id, r)...)
+				continue
+			}
+			st.Waiters++
+			if len(st.Queue) < 100 {
+				st.Queue = append(st.Queue, driver.Waiter{Owner: r.Owner, Since: r.Since, Address: r.Address})
+			}
+		}
+		return nil
 	})
 	if err != nil {
 		return nil, err
-	}
-	st := &driver.State{Key: key}
-	for _, r := range rows {
-		if !r.granted {
-			st.Waiters++
-			if len(st.Queue) < 100 {
-				st.Queue = append(st.Queue, driver.Waiter{Owner: r.owner(), Since: r.since, Address: r.address})
-			}
-			continue
-		}
-		if r.shared {
-			st.Mode = driver.Shared
-		}
-		st.Holders = append(st.Holders, b.holders(id, r)...)
 	}
 	for _, h := range st.Holders {
 		st.Fence = max(st.Fence, h.Fence)
@@ -142,14 +133,14 @@ func (b *Backend) holders(id advisory.Number, r lockRow) []driver.Holder {
 		}
 		for _, l := range c.leasesOf(func(l *lease) bool { return l.number == id }) {
 			h := l.holder()
-			h.Address, h.Session = r.address, r.session
+			h.Address, h.Session = r.Address, r.Session
 			ours = append(ours, h)
 		}
 	}
 	if len(ours) > 0 {
 		return ours
 	}
-	return []driver.Holder{{Owner: r.owner(), Since: r.since, Address: r.address, Session: r.session}}
+	return []driver.Holder{r.Holder}
 }
 
 // leasesOf returns copies of the connection's leases that match and are not being released.
@@ -180,9 +171,6 @@ func (c *conn) pid() uint32 {
 	}
 	return c.w.PID()
 }
-
-// owner describes a session that holds a lock or waits for it, by what the server knows of it.
-func (r *lockRow) owner() string { return fmt.Sprintf("%s (process %d)", r.app, r.pid) }
 
 // terminateTimeout is how long the server may take to end a session.
 const terminateTimeout = 5 * time.Second

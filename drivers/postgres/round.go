@@ -126,25 +126,25 @@ func (s *server) guarded() error {
 // batch appends the statements for requests of one kind and mode: one statement for all keys
 // with a plain number.
 func (c *conn) batch(out []*statement, ops []*op, unlock bool) []*statement {
+	do := (*conn).locked
+	if unlock {
+		do = (*conn).unlocked
+	}
 	var many []*op
 	var numbers []advisory.Number
 	for _, o := range ops {
-		if len(ops) > 1 && !o.l.number.Pair {
-			many, numbers = append(many, o), append(numbers, o.l.number)
-			continue
+		n, mode := o.l.number, o.l.mode
+		switch {
+		case len(ops) > 1 && !n.Pair:
+			many, numbers = append(many, o), append(numbers, n)
+		case unlock:
+			out = append(out, &statement{sql: n.Unlock(mode), ops: []*op{o}, do: do})
+		default:
+			out = append(out, &statement{sql: c.b.sql.Try(n, mode), ops: []*op{o}, do: do})
 		}
-		st := &statement{ops: []*op{o}, do: (*conn).locked}
-		if st.sql = c.b.sql.Try(o.l.number, o.l.mode); unlock {
-			st.sql, st.do = o.l.number.Unlock(o.l.mode), (*conn).unlocked
-		}
-		out = append(out, st)
 	}
 	if len(many) > 0 {
-		st := &statement{sql: advisory.Many(ops[0].l.mode, unlock, numbers), ops: many, do: (*conn).locked}
-		if unlock {
-			st.do = (*conn).unlocked
-		}
-		out = append(out, st)
+		out = append(out, &statement{sql: advisory.Many(many[0].l.mode, unlock, numbers), ops: many, do: do})
 	}
 	return out
 }

@@ -14,58 +14,50 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// The server's error codes that the driver knows.
+// The server's error codes that the driver itself looks for.
 const (
-	CodeNoMemory      = "53200"
-	CodeTooMany       = "53300"
-	CodeStarting      = "57P03"
-	CodeCanceled      = "57014"
-	CodeDeadlock      = "40P01"
-	CodeLockTimeout   = "55P03"
-	CodePermission    = "42501"
-	CodePassword      = "28P01"
-	CodeAuthorization = "28000"
-	CodeNoDatabase    = "3D000"
-	CodeReadOnly      = "25006"
-	CodeExhausted     = "2200H"
-	CodeExists        = "42P07"
-	CodeDuplicate     = "23505"
-	CodeNoSchema      = "3F000"
+	CodeCanceled    = "57014"
+	CodeLockTimeout = "55P03"
+	CodePermission  = "42501"
+	CodeExists      = "42P07"
+	CodeDuplicate   = "23505"
+	CodeNoSchema    = "3F000"
 )
+
+// noMemory is the code of a full lock table.
+const noMemory = "53200"
+
+// refusals are the errors that say that a request had no effect, with the pause before another one;
+// zero: another one cannot succeed.
+var refusals = map[string]struct {
+	after  time.Duration
+	reason string
+}{
+	noMemory:       {time.Second, "the server's lock table is full: raise max_locks_per_transaction"},
+	"53300":        {time.Second, "the server has too many connections: every process needs up to max_conns of them; raise max_connections or lower this"},
+	"57P03":        {500 * time.Millisecond, "the server is starting or shutting down"},
+	"40P01":        {100 * time.Millisecond, "the server found a deadlock and ended it by failing this request"},
+	CodePermission: {0, "the role lacks a permission"},
+	"28P01":        {0, "the server refuses the role's login: check the password and pg_hba.conf"},
+	"28000":        {0, "the server refuses the role's login: check the password and pg_hba.conf"},
+	"3D000":        {0, "there is no such database"},
+	"25006":        {StandbyRetry, "the server is read-only: connect to the primary"},
+	"2200H":        {0, "the sequence of the fencing tokens has reached its maximum"},
+}
 
 // Of translates an error from the server. An error with any other code means that the
 // outcome is unknown.
 //
 // perTransaction is the server's max_locks_per_transaction, where it is known.
 func Of(code string, e error, perTransaction int) error {
-	refused := func(after time.Duration, format string, args ...any) error {
-		return &driver.RefusedError{RetryAfter: after, Reason: "postgres: " + fmt.Sprintf(format, args...), Err: e}
+	r, ok := refusals[code]
+	if !ok {
+		return e
 	}
-	now := ""
-	if perTransaction > 0 {
-		now = fmt.Sprintf(" (now %d)", perTransaction)
+	if code == noMemory && perTransaction > 0 {
+		r.reason += fmt.Sprintf(" (now %d)", perTransaction)
 	}
-	switch code {
-	case CodeNoMemory:
-		return refused(time.Second, "the server's lock table is full: raise max_locks_per_transaction%s", now)
-	case CodeTooMany:
-		return refused(time.Second, "the server has too many connections: every process needs up to max_conns of them; raise max_connections or lower this")
-	case CodeStarting:
-		return refused(500*time.Millisecond, "the server is starting or shutting down")
-	case CodeDeadlock:
-		return refused(100*time.Millisecond, "the server found a deadlock and ended it by failing this request")
-	case CodePermission:
-		return refused(0, "the role lacks a permission")
-	case CodePassword, CodeAuthorization:
-		return refused(0, "the server refuses the role's login: check the password and pg_hba.conf")
-	case CodeNoDatabase:
-		return refused(0, "there is no such database")
-	case CodeReadOnly:
-		return refused(StandbyRetry, "the server is read-only: connect to the primary")
-	case CodeExhausted:
-		return refused(0, "the sequence of the fencing tokens has reached its maximum")
-	}
-	return e
+	return &driver.RefusedError{RetryAfter: r.after, Reason: "postgres: " + r.reason, Err: e}
 }
 
 // Connect translates the error of a failed connection. The errors of pgx contain the whole
