@@ -2,7 +2,6 @@ package redisnode
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	mathrand "math/rand/v2"
 	"slices"
@@ -20,7 +19,7 @@ import (
 
 // An attempt is one Acquire: its request, and its calls that may have taken effect.
 type attempt struct {
-	node   *Node
+	operation
 	key    string
 	owner  string
 	value  string // the stored value, if the server takes the proposed token
@@ -30,19 +29,15 @@ type attempt struct {
 	quorum *quorum.Info
 	ttl    time.Duration
 
-	ask      request
 	span     *span
 	floor    uint64 // the proposed token, or that of a join
 	proposal string
-	deadline time.Time
-
-	again, tardy bool // already repeated after a broken connection; already repeated because it was late
 
 	last inDoubtCall   // the last sent call
 	late []inDoubtCall // calls with an unknown outcome
 
-	term     async.Term // of a started attempt
-	receiver async.Receiver
+	lease    *Lease // the grant
+	answered bool   // the server has answered the last call: it does not refer to t any more
 }
 
 func (n *Node) attempt(req *driver.Request) *attempt {
@@ -50,7 +45,7 @@ func (n *Node) attempt(req *driver.Request) *attempt {
 	if t == nil {
 		t = new(attempt)
 	}
-	t.node, t.key, t.owner, t.ttl = n, req.Key, req.Owner, req.TTL
+	t.node, t.part, t.key, t.owner, t.ttl = n, t, req.Key, req.Owner, req.TTL
 	t.quorum = req.Quorum
 	t.span = n.span(req.TTL, t.quorum)
 	t.ask.op, t.floor = lua.Acquire, req.FenceFloor
@@ -68,9 +63,6 @@ func (n *Node) attempt(req *driver.Request) *attempt {
 
 // free returns t for reuse: nothing refers to it any more, and its calls are answered.
 func (t *attempt) free() {
-	if len(t.late) > 0 {
-		return
-	}
 	n, wake := t.node, t.ask.first.wake
 	*t = attempt{}
 	t.ask.first.wake = wake
@@ -82,60 +74,30 @@ func (t *attempt) args(p *process, args []string) []string {
 	return append(append(args, strconv.FormatInt(t.last.notAfter, 10), t.owner, t.span.px, t.proposal, t.span.life), t.more...)
 }
 
-// inDoubt returns the last sent call, as an in-doubt call.
-func (t *attempt) inDoubt() inDoubtCall {
-	t.last.call, t.last.sent, t.last.proposed, t.last.life = &t.ask.sent.Call, t.ask.sent, int64(t.floor), t.span.lock
+// doubt notes that the last sent call is in doubt.
+func (t *attempt) doubt() {
+	t.last.sent, t.last.proposed, t.last.life = t.ask.sent, int64(t.floor), t.span.lock
 	if t.quorum != nil {
 		t.last.life += t.quorum.Grace // which the script adds
 	}
-	return t.last
+	t.late = append(t.late, t.last)
 }
 
-// uncertain reports whether a call may have taken effect, or may still do so.
-func (t *attempt) uncertain() bool { return len(t.late) > 0 }
-
-// acquire asks until it has a verdict. It asks again after a refusal as late, because that
-// shows the server's clock, and once after a broken connection, because the script is
-// idempotent for one attempt.
-func (t *attempt) acquire(ctx context.Context) (driver.Lease, error) {
-	t.deadline, _ = ctx.Deadline()
-	for {
-		a, err := t.node.router.run(ctx, &t.ask)
-		if l, verdict := t.heard(a, err, err != nil && driver.ContextErr(ctx) != nil); !errors.Is(verdict, errAgain) {
-			return t.end(ctx, l, verdict, err == nil)
-		}
-	}
-}
-
-// start is acquire without waiting.
-func (t *attempt) start(term async.Term, until time.Time, r async.Receiver) bool {
-	t.deadline, t.term, t.receiver = until, term, r
-	t.ask.then = t
-	if !t.node.router.start(term, &t.ask, until) {
-		t.free()
-		return false
-	}
-	return true
-}
-
-// answered gets the result of a started attempt.
-func (t *attempt) answered(a *answer, err error) {
-	term, until, receiver := t.term, t.deadline, t.receiver
-	l, verdict := t.heard(a, err, err != nil && (term.Err() != nil || !time.Now().Before(until)))
-	if errors.Is(verdict, errAgain) {
-		t.node.aside(func() { receiver.Acquired(t.acquire(async.Until(term, until))) })
-		return
-	}
-	receiver.Acquired(t.end(term, l, verdict, err == nil))
+// tell gives a started attempt's receiver the result.
+func (t *attempt) tell(err error) {
+	receiver := t.receiver
+	receiver.Acquired(t.end(t.term, err))
 }
 
 // end returns the result of an attempt, and frees it if the server has answered. Calls that may
 // have taken effect without a grant are undone.
-func (t *attempt) end(ctx context.Context, l *Lease, err error, answered bool) (driver.Lease, error) {
-	n, key := t.node, t.key
-	if err != nil && t.uncertain() {
-		n.cleanUp(ctx, unsettled{t.key, t.owner, t.place, t.late, t.quorum != nil && t.ask.op == lua.Acquire})
-	} else if answered {
+func (t *attempt) end(ctx context.Context, err error) (driver.Lease, error) {
+	n, key, l := t.node, t.key, t.lease
+	if len(t.late) > 0 {
+		if err != nil {
+			n.cleanUp(ctx, unsettled{t.key, t.owner + "|", t.last.life, t.place, t.late, t.quorum != nil && t.ask.op == lua.Acquire})
+		}
+	} else if t.answered {
 		t.free()
 	}
 	if err != nil {
@@ -144,29 +106,23 @@ func (t *attempt) end(ctx context.Context, l *Lease, err error, answered bool) (
 	return l, nil
 }
 
-// heard reads an answer, or the error instead of one; late says that the time is over. The
-// error errAgain says that the attempt must ask again.
-func (t *attempt) heard(a *answer, err error, late bool) (*Lease, error) {
+func (t *attempt) heard(a *answer, err error, late bool) error {
 	n := t.node
-	if err != nil {
+	if t.answered = err == nil; err != nil {
 		if !n.unknown(err) {
-			return nil, err
+			return err
 		}
-		t.late = append(t.late, t.inDoubt())
-		if t.again || late {
-			return nil, err
-		}
-		t.again = true
-		return nil, errAgain
+		t.doubt()
+		return t.failed(err, late)
 	}
 	switch code := a.code(); {
-	case code == 1, code > 1 && a.Reply == nil: // granted at this time, with the proposed token
+	case a.granted(): // at this time, with the proposed token
 		n.queue.served(t.key, t.place)
 		if err := n.replicated(a); err != nil {
-			t.late = append(t.late, t.inDoubt()) // it has the lock, which is released
-			return nil, err
+			t.doubt() // it has the lock, which is released
+			return err
 		}
-		return n.lease(t, a)
+		return t.granted(a)
 	case code == 0 && tells(a):
 		e := held(a)
 		n.queue.refused(t.key, t.place, e.Clock, a.received.Sub(a.sent))
@@ -174,30 +130,26 @@ func (t *attempt) heard(a *answer, err error, late bool) (*Lease, error) {
 		if _, end := n.gap(a.process); end > 0 && e.PollAfter > end {
 			e.PollAfter = end + mathrand.N(5*time.Millisecond)
 		}
-		return nil, e
+		return e
 	case code == -1:
 		a.learn(1)
-		if t.tardy {
-			return nil, errTooLate
-		}
-		t.tardy = true
-		return nil, errAgain
+		return t.tooLate()
 	case code == -2:
 		counter, _ := number(a.Reply, 1)
-		return nil, &driver.RefusedError{RetryAfter: time.Millisecond, Reason: fmt.Sprintf("the counter is at %d, above the token to join", counter)}
+		return &driver.RefusedError{RetryAfter: time.Millisecond, Reason: fmt.Sprintf("the counter is at %d, above the token to join", counter)}
 	}
-	t.late = append(t.late, t.inDoubt())
-	return nil, errGarbled
+	t.doubt()
+	return errGarbled
 }
 
-// lease makes a lease of a grant: see lua/acquire.lua and lua/batch.lua.
-func (n *Node) lease(t *attempt, a *answer) (*Lease, error) {
+// granted makes a lease of a grant: see lua/acquire.lua and lua/batch.lua.
+func (t *attempt) granted(a *answer) error {
 	fence, clock, before := a.voted(int64(t.floor))
 	if fence <= 0 {
-		t.late = append(t.late, t.inDoubt())
-		return nil, errGarbled
+		t.doubt()
+		return errGarbled
 	}
-	l := &Lease{node: n, key: t.key, value: t.value, names: t.names, quorum: t.quorum, late: t.late, before: before}
+	l := &Lease{node: t.node, key: t.key, value: t.value, names: t.names, quorum: t.quorum, late: t.late, before: before}
 	if uint64(fence) != t.floor {
 		l.value = t.owner + "|" + strconv.FormatInt(fence, 10)
 	}
@@ -208,7 +160,8 @@ func (n *Node) lease(t *attempt, a *answer) (*Lease, error) {
 		Server:  a.process.run,
 		Terms:   a.terms(t.quorum),
 	}
-	return l, nil
+	t.lease = l
+	return nil
 }
 
 // tells reports whether a refusal contains the value of the lock, as those of the scripts do.
@@ -252,7 +205,7 @@ func (n *Node) Acquire(ctx context.Context, req *driver.Request) (driver.Lease, 
 		n.stepBack(ctx, req.Key)
 		t.takePlace()
 	}
-	return t.acquire(async.Within(ctx, n.timeout(req.TTL)))
+	return t.end(ctx, t.run(async.Within(ctx, n.timeout(req.TTL))))
 }
 
 // StartAcquire is Acquire without waiting: see package async.
@@ -267,7 +220,11 @@ func (n *Node) StartAcquire(term async.Term, req *driver.Request, r async.Receiv
 		}
 		t.takePlace()
 	}
-	return t.start(term, latest(term, n.timeout(req.TTL)), r)
+	if !t.start(term, n.timeout(req.TTL), r) {
+		t.free()
+		return false
+	}
+	return true
 }
 
 // takePlace gives the attempt its place in the queue, if a waiter watches the key.

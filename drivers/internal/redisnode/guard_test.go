@@ -753,17 +753,17 @@ func TestANodeKeepsTheTermsOfItsQuorum(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	refused(info(3, 30*time.Second), time.Second, "is a node of a quorum of 5, and this one has 3")
+	refused(info(3, 30*time.Second), 10*time.Second, "is a node of a quorum of 5, and this one has 3")
 	refused(q, time.Minute, "1m0s is over the restart guard that the node keeps, 30s")
 
 	// Until the other nodes' clocks are known, a quarantine does not begin. Renewals and releases go on.
 	restart(t, s, true)
 	zone = -1
-	if left := refused(q, time.Second, "other nodes"); left > time.Second {
+	if left := refused(q, 10*time.Second, "other nodes"); left > time.Second {
 		t.Errorf("RetryAfter is %v", left)
 	}
 	zone = 0
-	if left := refused(q, time.Second, "was restarted"); left != 30*time.Second {
+	if left := refused(q, 10*time.Second, "was restarted"); left != 30*time.Second {
 		t.Errorf("a guard of 30s has %v left", left)
 	}
 	if _, err := l.Renew(t.Context(), &driver.Renewal{TTL: 20 * time.Second}); err != nil {
@@ -789,17 +789,17 @@ func TestANodeKeepsTheTermsOfItsQuorum(t *testing.T) {
 	// The other nodes' clocks decide when it ends if they are ahead; a quarantine that was too long is cut.
 	restart(t, s, true)
 	for _, zone = range []time.Duration{time.Hour, 0} {
-		if left := refused(q, time.Second, "was restarted"); left != zone+50*time.Second {
+		if left := refused(q, 10*time.Second, "was restarted"); left != zone+50*time.Second {
 			t.Errorf("a guard of 50s has %v left, and the others are ahead by %v", left, zone)
 		}
 	}
 	state(info(3, 30*time.Second), quorum.StateNodes)
-	refused(info(3, 30*time.Second), time.Second, "number of nodes was changed")
-	refused(q, time.Second, "is a node of a quorum of 3, and this one has 5")
+	refused(info(3, 30*time.Second), 10*time.Second, "number of nodes was changed")
+	refused(q, 10*time.Second, "is a node of a quorum of 3, and this one has 5")
 
 	// SCRIPT FLUSH forgets nothing; FLUSHALL does, also where it takes the marker along.
 	do(t, s, "SCRIPT", "FLUSH")
-	refused(info(3, 30*time.Second), time.Second, "number of nodes was changed")
+	refused(info(3, 30*time.Second), 10*time.Second, "number of nodes was changed")
 	do(t, s, "FLUSHALL")
 	look(quorum.MemoryFlushed)
 	restart(t, s, false)

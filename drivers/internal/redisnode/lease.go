@@ -2,7 +2,6 @@ package redisnode
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"strconv"
 	"strings"
@@ -62,7 +61,9 @@ func (l *Lease) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, err
 	ctx = async.Within(ctx, l.node.timeout(max(r.TTL, r.Keep)))
 	l.renewing.Lock()
 	defer l.renewing.Unlock()
-	return l.renewal(r).run(ctx)
+	t := l.renewal(r)
+	err := t.run(ctx)
+	return t.grant, l.node.explain(l.key, err)
 }
 
 // StartRenew is Renew without waiting: see package async.
@@ -71,7 +72,7 @@ func (l *Lease) StartRenew(term async.Term, r *driver.Renewal, receiver async.Re
 		return false
 	}
 	t := l.renewal(r)
-	if !t.start(term, latest(term, l.node.timeout(max(r.TTL, r.Keep))), receiver) {
+	if !t.start(term, l.node.timeout(max(r.TTL, r.Keep)), receiver) {
 		l.renewing.Unlock()
 		return false
 	}
@@ -97,19 +98,14 @@ func (l *Lease) checkRenewal(r *driver.Renewal) error {
 
 // A renewal is one Renew. No other renewal of the lease runs meanwhile.
 type renewal struct {
+	operation
 	lease *Lease
 	ttl   time.Duration
 
-	ask         request
 	span        *span
 	keep, least string
-	deadline    time.Time
-	sent        time.Time
-
-	again, tardy bool // like those of an attempt
-
-	term     async.Term // of a started renewal
-	receiver async.Receiver
+	sent        time.Time // when its args were made
+	grant       driver.Grant
 }
 
 func (l *Lease) renewal(r *driver.Renewal) *renewal {
@@ -119,6 +115,7 @@ func (l *Lease) renewal(r *driver.Renewal) *renewal {
 		span: n.span(max(r.TTL, r.Keep), l.quorum),
 	}
 	q := n.guard.of(l.quorum)
+	t.node, t.part = n, t
 	t.ask.op, t.ask.q, t.ask.ttl, t.ask.script = lua.Renew, q, r.TTL, t
 	t.ask.keys = n.fenced(t.ask.room.keys[:0], n.names.Lock(l.key), l.names.Counter, l.key, q)
 	return t
@@ -126,85 +123,48 @@ func (l *Lease) renewal(r *driver.Renewal) *renewal {
 
 func (t *renewal) args(p *process, args []string) []string {
 	px := "0" // the holder is done
-	switch {
+	switch kept := t.node.kept(t.ttl, t.lease.quorum); {
 	case t.ttl == 0:
-	case t.span.lock == t.lease.node.kept(t.ttl, t.lease.quorum):
+	case t.span.lock == kept:
 		px = t.span.px
 	default: // the lock is kept for longer than the TTL
-		px = millis(t.lease.node.kept(t.ttl, t.lease.quorum))
+		px = millis(kept)
 	}
-	return append(args, notAfter(p, t.deadline), t.lease.value, px, t.least, t.span.life, t.keep)
+	t.sent = time.Now()
+	return append(args, strconv.FormatInt(p.clock.at(t.deadline), 10), t.lease.value, px, t.least, t.span.life, t.keep)
 }
 
-func (t *renewal) run(ctx context.Context) (driver.Grant, error) {
-	t.deadline, _ = ctx.Deadline()
-	for {
-		t.sent = time.Now()
-		a, err := t.lease.node.router.run(ctx, &t.ask)
-		if g, err := t.heard(ctx, a, err); !errors.Is(err, errAgain) {
-			return g, t.lease.node.explain(t.lease.key, err)
-		}
-	}
+// tell lets the next renewal of the lease run, and gives the receiver the result.
+func (t *renewal) tell(err error) {
+	t.lease.renewing.Unlock()
+	t.receiver.Renewed(t.grant, t.node.explain(t.lease.key, err))
 }
 
-// start is run without waiting. It lets the next renewal of the lease run.
-func (t *renewal) start(term async.Term, until time.Time, r async.Receiver) bool {
-	t.deadline, t.sent, t.term, t.receiver = until, time.Now(), term, r
-	t.ask.then = t
-	return t.lease.node.router.start(term, &t.ask, until)
-}
-
-// answered gets the result of a started renewal.
-func (t *renewal) answered(a *answer, err error) {
-	n := t.lease.node
-	ctx := async.Until(t.term, t.deadline)
-	finish := func(g driver.Grant, err error) {
-		t.lease.renewing.Unlock()
-		t.receiver.Renewed(g, err)
-	}
-	g, err := t.heard(ctx, a, err)
-	if !errors.Is(err, errAgain) {
-		finish(g, n.explain(t.lease.key, err))
-		return
-	}
-	n.aside(func() { finish(t.run(ctx)) })
-}
-
-// heard reads an answer, or the error instead of one. The error errAgain says that the renewal
-// must ask again.
-func (t *renewal) heard(ctx context.Context, a *answer, err error) (driver.Grant, error) {
-	l := t.lease
-	n := l.node
+func (t *renewal) heard(a *answer, err error, late bool) error {
+	l, n := t.lease, t.node
 	if err != nil {
 		if !n.unknown(err) {
-			return driver.Grant{}, err
+			return err
 		}
 		l.noteInDoubt(driver.Expires(t.sent, t.ttl), t.deadline)
-		if t.again || driver.ContextErr(ctx) != nil {
-			return driver.Grant{}, err
-		}
-		t.again = true
-		return driver.Grant{}, errAgain
+		return t.failed(err, late)
 	}
 	clock := a.learn(1)
 	switch a.listed() {
 	case 1:
 		if err := n.replicated(a); err != nil {
 			l.noteInDoubt(driver.Expires(t.sent, t.ttl), time.Now())
-			return driver.Grant{}, err
+			return err
 		}
-		return l.extend(a, clock, t.ttl), nil
+		t.grant = l.extend(a, clock, t.ttl)
+		return nil
 	case 0:
-		return driver.Grant{}, driver.ErrLost
+		return driver.ErrLost
 	case -1:
-		if t.tardy {
-			return driver.Grant{}, errTooLate
-		}
-		t.tardy = true
-		return driver.Grant{}, errAgain
+		return t.tooLate()
 	}
 	l.noteInDoubt(driver.Expires(t.sent, t.ttl), t.deadline)
-	return driver.Grant{}, errGarbled
+	return errGarbled
 }
 
 // noteInDoubt notes a renewal that may still take effect before until: a later and longer renewal
@@ -252,6 +212,7 @@ func (l *Lease) GiveBack(silent bool) {
 // releasing makes the release of the lease.
 func (l *Lease) releasing() *releasing {
 	t := l.node.releasing(l.key, l.value, "", l.names)
+	t.once = l.quorum != nil
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	giveBack, before := l.giveBack, l.before
@@ -284,9 +245,9 @@ func (l *Lease) awaits() []inDoubtCall {
 const voteWait = 50 * time.Millisecond
 
 // Release frees the lock, if this acquisition has it, and wakes its waiters. It works after ctx
-// has ended, and takes at most three call timeouts: three seconds by default. For a node of a
-// quorum, which repeats releases itself, it tries once, within the deadline of a ctx that has
-// not ended.
+// has ended, and takes at most a call timeout. If its outcome is unknown then, it is repeated in the
+// background; but a quorum repeats the releases of its nodes itself, within the deadline of a ctx that
+// has not ended.
 func (l *Lease) Release(ctx context.Context) error {
 	n := l.node
 	if n.closed.Load() {
@@ -295,17 +256,17 @@ func (l *Lease) Release(ctx context.Context) error {
 	if l.over() {
 		return nil
 	}
-	tries := releaseTries
-	if l.quorum != nil {
-		tries = 1
-	}
 	if l.quorum == nil || ctx.Err() != nil {
 		ctx = context.WithoutCancel(ctx)
 	}
 	for _, d := range l.awaits() {
-		_ = async.Await(async.Within(ctx, voteWait), d.call.done)
+		_ = async.Await(async.Within(ctx, voteWait), d.sent.done)
 	}
-	found, err := l.releasing().run(ctx, tries)
+	t := l.releasing()
+	found, err := t.do(ctx)
+	if err != nil && l.quorum == nil && !n.final(err) {
+		n.cleanUp(ctx, unsettled{key: l.key, value: l.value, life: time.Until(l.Grant().Expires) + n.cfg.CallTimeout})
+	}
 	return l.freed(ctx, found, err)
 }
 
@@ -317,9 +278,8 @@ func (l *Lease) StartRelease(term async.Term, r async.Receiver) bool {
 		return false
 	}
 	t := l.releasing()
-	t.lease, t.term, t.receiver = l, term, r
-	t.ask.then = t
-	if !n.router.start(term, &t.ask, latest(term, n.cfg.CallTimeout)) {
+	t.lease = l
+	if !t.start(term, n.cfg.CallTimeout, r) {
 		t.free()
 		return false
 	}
@@ -339,7 +299,7 @@ func (l *Lease) freed(ctx context.Context, found bool, err error) error {
 	if len(late) > 0 && first {
 		// A try of the acquisition may still arrive.
 		owner, _, _ := strings.Cut(l.value, "|")
-		l.node.cleanUp(ctx, unsettled{key: l.key, owner: owner, late: late})
+		l.node.cleanUp(ctx, unsettled{key: l.key, value: owner + "|", life: late[0].life, late: late})
 	}
 	if !found && first {
 		return driver.ErrLost

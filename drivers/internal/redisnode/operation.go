@@ -14,38 +14,114 @@ import (
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/lua"
 )
 
+// An operation is one Acquire, Renew or Release. It is asked again once after a broken connection,
+// because the scripts are idempotent for one attempt, and once after a refusal as late, because that
+// shows the server's clock.
+type operation struct {
+	node     *Node
+	ask      request
+	deadline time.Time
+
+	again, tardy bool // already repeated after a broken connection; already repeated because it was late
+	once         bool // it is for the caller to repeat it after a broken connection
+
+	term     async.Term // of a started operation
+	receiver async.Receiver
+	part     interface {
+		// heard reads an answer, or the error instead of one; late says that the time is over. The
+		// error errAgain says that the operation must ask again.
+		heard(a *answer, err error, late bool) error
+		// tell gives the receiver the result.
+		tell(err error)
+	}
+}
+
+var (
+	// errAgain says that a request must be repeated.
+	errAgain = errors.New("once more")
+	// errTooLate refuses a request that was late twice.
+	errTooLate = &driver.RefusedError{RetryAfter: 10 * time.Millisecond, Reason: "the request reached the server after its deadline, by the server's clock"}
+)
+
+// run asks until there is a verdict.
+func (o *operation) run(ctx context.Context) error {
+	o.deadline, _ = ctx.Deadline()
+	for {
+		a, err := o.node.router.run(ctx, &o.ask)
+		if err = o.part.heard(a, err, err != nil && driver.ContextErr(ctx) != nil); !errors.Is(err, errAgain) {
+			return err
+		}
+	}
+}
+
+// start is run without waiting. False means that nothing was done.
+func (o *operation) start(term async.Term, most time.Duration, r async.Receiver) bool {
+	until := time.Now().Add(most)
+	if t, ok := term.Deadline(); ok && t.Before(until) {
+		until = t
+	}
+	o.deadline, o.term, o.receiver, o.ask.then = until, term, r, o
+	return o.node.router.start(term, &o.ask, until)
+}
+
+// answered gets the result of a started operation.
+func (o *operation) answered(a *answer, err error) {
+	err = o.part.heard(a, err, err != nil && (o.term.Err() != nil || !time.Now().Before(o.deadline)))
+	if !errors.Is(err, errAgain) {
+		o.part.tell(err)
+		return
+	}
+	o.node.aside(func() { o.part.tell(o.run(async.Until(o.term, o.deadline))) })
+}
+
+// failed judges the error of a call without an answer whose outcome is unknown.
+func (o *operation) failed(err error, late bool) error {
+	if o.again || o.once || late {
+		return err
+	}
+	o.again = true
+	return errAgain
+}
+
+// tooLate judges a refusal as late.
+func (o *operation) tooLate() error {
+	if o.tardy {
+		return errTooLate
+	}
+	o.tardy = true
+	return errAgain
+}
+
 // An inDoubtCall is a call that may have taken effect, or may until its not-after.
 type inDoubtCall struct {
-	call     *Call
-	sent     *answer // the same call
-	proposed int64   // the token that it proposes
+	sent     *answer
+	proposed int64 // the token that it proposes
 	process  *process
 	notAfter int64         // by the server process's clock, in µs
 	life     time.Duration // how long the server keeps a lock of it
 }
 
-// cut reports whether the call ended because its connection ended, not by a timeout, after
-// which the request may still arrive.
-func (d inDoubtCall) cut() bool {
+// over reports whether the call has ended, with an answer or without.
+func (d inDoubtCall) over() bool {
 	select {
-	case <-d.call.done:
+	case <-d.sent.done:
+		return true
 	default:
 		return false
 	}
+}
+
+// cut reports whether the call ended because its connection ended, not by a timeout, after
+// which the request may still arrive.
+func (d inDoubtCall) cut() bool {
 	var slow net.Error
-	var reply ServerError
-	return !errors.As(d.call.Err, &reply) && !errors.Is(d.call.Err, context.DeadlineExceeded) && !errors.Is(d.call.Err, context.Canceled) &&
-		!(errors.As(d.call.Err, &slow) && slow.Timeout())
+	return d.over() && !isReply(d.sent.Err) && !errors.Is(d.sent.Err, context.DeadlineExceeded) && !errors.Is(d.sent.Err, context.Canceled) &&
+		!(errors.As(d.sent.Err, &slow) && slow.Timeout())
 }
 
 // answered reports whether the server has answered the call by now.
 func (n *Node) answered(d inDoubtCall) bool {
-	select {
-	case <-d.call.done:
-		return d.call.Err == nil || !n.unknown(d.call.Err)
-	default:
-		return false
-	}
+	return d.over() && (d.sent.Err == nil || !n.unknown(d.sent.Err))
 }
 
 // unknown is a counter before a grant that is not known; zero: there was none.
@@ -67,17 +143,14 @@ func (a *answer) voted(proposed int64) (fence, clock, before int64) {
 	}
 	fence, _ = number(a.Reply, 1)
 	clock, _ = number(a.Reply, 2)
-	switch digits, ok := text(a.Reply, 3); {
-	case !ok:
-		return fence, clock, unknown
-	case digits != "":
-		if n, err := strconv.ParseInt(digits, 10, 64); err != nil || n <= 0 {
-			return fence, clock, unknown
-		} else {
-			before = n
-		}
+	digits, ok := text(a.Reply, 3)
+	if ok && digits == "" {
+		return fence, clock, 0
 	}
-	return fence, clock, before
+	if n, err := strconv.ParseInt(digits, 10, 64); err == nil && n > 0 {
+		return fence, clock, n
+	}
+	return fence, clock, unknown
 }
 
 // votes returns the last grant of these calls whose counter before is known. It is unknown as long
@@ -88,7 +161,7 @@ func (n *Node) votes(calls []inDoubtCall) (fence, before int64) {
 		if !n.answered(d) || n.cfg.Repeats {
 			return 0, unknown
 		}
-		if code := d.sent.code(); d.call.Err != nil || code != 1 && (code <= 1 || d.call.Reply != nil) {
+		if d.sent.Err != nil || !d.sent.granted() {
 			continue
 		}
 		if f, _, b := d.sent.voted(d.proposed); b != unknown {
@@ -98,11 +171,9 @@ func (n *Node) votes(calls []inDoubtCall) (fence, before int64) {
 	return fence, before
 }
 
-// errAgain says that a request must be repeated.
-var errAgain = errors.New("once more")
-
-// errTooLate refuses a request that was late twice.
-var errTooLate = &driver.RefusedError{RetryAfter: 10 * time.Millisecond, Reason: "the request reached the server after its deadline, by the server's clock"}
+// granted reports whether an acquire was granted: 1, or a time, or a number that says with the proposed
+// token.
+func (a *answer) granted() bool { code := a.code(); return code == 1 || code > 1 && a.Reply == nil }
 
 // replicated returns an error unless enough replicas have the script's writes.
 func (n *Node) replicated(a *answer) error {
@@ -111,9 +182,6 @@ func (n *Node) replicated(a *answer) error {
 	}
 	return &driver.RefusedError{RetryAfter: soon, Reason: fmt.Sprintf("%s: %d of %d replicas (wait_replicas) have confirmed the lock within %v", n.cfg.Addr, a.Acked, n.cfg.WaitReplicas, n.cfg.CallTimeout/2)}
 }
-
-// notAfter returns the local instant in microseconds of the process' clock.
-func notAfter(p *process, t time.Time) string { return strconv.FormatInt(p.clock.at(t), 10) }
 
 // fenced returns the KEYS of a script that may set the counter.
 func (n *Node) fenced(keys []string, lock, counter, key string, q *quorum.Info) []string {
@@ -143,12 +211,3 @@ func (n *Node) try(ctx context.Context, o lua.Op, keys []string, args ...string)
 type fixed []string
 
 func (f fixed) args(*process, []string) []string { return f }
-
-// latest returns the latest end of a started call: that of its term, or d from now.
-func latest(term async.Term, d time.Duration) time.Time {
-	end := time.Now().Add(d)
-	if t, ok := term.Deadline(); ok && t.Before(end) {
-		return t
-	}
-	return end
-}

@@ -2,7 +2,7 @@ package redisnode
 
 import (
 	"context"
-	"errors"
+	"slices"
 	"strconv"
 	"time"
 
@@ -13,40 +13,22 @@ import (
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/lua"
 )
 
-const (
-	// releaseTries is how often a release is sent before it gives up, and releasePause the
-	// first pause between two: each is four times the one before, 850 ms in all. Some failures
-	// pass quickly, for example if the client's connections were just cut.
-	releaseTries = 5
-	releasePause = 10 * time.Millisecond
-)
-
-// releasePlace frees the lock if its value is this one, or begins with it if value ends in '|', and
-// gives up a place in the queue, if there is one. It reports whether it found such a lock. It tries
-// again if the outcome is unknown; then "not found" counts as found.
-func (n *Node) releasePlace(ctx context.Context, key, value, place string, tries int) (found bool, err error) {
-	return n.releasing(key, value, place, names.Siblings{WaitQueue: n.names.WaitQueue(key)}).run(ctx, tries)
-}
-
-// A releasing is one release, which may be sent several times.
+// A releasing is one release, which may be sent several times: it frees the lock if its value is this
+// one, or begins with it if value ends in '|', and gives up a place in the queue, if there is one.
 type releasing struct {
-	node  *Node
+	operation
 	key   string
 	place string // place in the queue to give up
 	value string
 	names names.Siblings
-	ask   request
-	again bool // an earlier try may have taken effect
 
 	silent   bool  // no waiter is told
 	giveBack bool  // the first try sets the counter back…
 	before   int64 // …to this
 
-	lease interface { // of a started release
-		freed(ctx context.Context, found bool, err error) error
-	}
-	term     async.Term
-	receiver async.Receiver
+	lease *Lease // of a started release
+	maybe bool   // an earlier try may have taken effect: then "not found" counts as found
+	found bool   // it has found such a lock
 }
 
 func (n *Node) releasing(key, value, place string, beside names.Siblings) *releasing {
@@ -54,7 +36,7 @@ func (n *Node) releasing(key, value, place string, beside names.Siblings) *relea
 	if t == nil {
 		t = new(releasing)
 	}
-	t.node, t.key, t.value, t.place, t.names = n, key, value, place, beside
+	t.node, t.part, t.key, t.value, t.place, t.names = n, t, key, value, place, beside
 	t.ask.op, t.ask.script = lua.Release, t
 	t.ask.keys = append(t.ask.room.keys[:0], n.names.Lock(key), beside.WaitQueue)
 	return t
@@ -68,9 +50,6 @@ func (t *releasing) giveBackTo(before int64) {
 
 // free returns t for reuse: nothing refers to it any more, and its calls are answered.
 func (t *releasing) free() {
-	if t.again {
-		return
-	}
 	n, wake := t.node, t.ask.first.wake
 	*t = releasing{}
 	t.ask.first.wake = wake
@@ -103,76 +82,134 @@ func (t *releasing) args(p *process, args []string) []string {
 	return args
 }
 
-// run sends the release, at most this many times, and reports whether it has found the lock.
-func (t *releasing) run(ctx context.Context, tries int) (found bool, err error) {
-	n := t.node
-	a, err := n.router.run(async.Within(ctx, n.cfg.CallTimeout), &t.ask)
-	found, err, over := t.heard(a, err)
-	if !over {
-		return t.more(async.Within(ctx, 2*n.cfg.CallTimeout), tries-1, err)
-	}
-	if err == nil {
+// do sends the release, within a call timeout, and reports whether it has found the lock.
+func (t *releasing) do(ctx context.Context) (found bool, err error) {
+	err = t.run(async.Within(ctx, t.node.cfg.CallTimeout))
+	found = t.found
+	if err == nil && !t.maybe {
 		t.free()
 	}
 	return found, err
 }
 
-// answered gets the result of a started release.
-func (t *releasing) answered(a *answer, err error) {
-	l, term, receiver := t.lease, t.term, t.receiver
-	found, err, _ := t.heard(a, err)
-	if err == nil {
+// tell gives a started release's receiver the result.
+func (t *releasing) tell(err error) {
+	l, term, receiver, found := t.lease, t.term, t.receiver, t.found
+	if err == nil && !t.maybe {
 		t.free()
 	}
 	receiver.Released(l.freed(term, found, err))
 }
 
-// heard reads an answer, or the error instead of one; over says that another try is useless.
-func (t *releasing) heard(a *answer, err error) (found bool, _ error, over bool) {
+func (t *releasing) heard(a *answer, err error, late bool) error {
 	n := t.node
 	if err != nil {
-		var reply ServerError
-		if errors.As(err, &reply) && n.verdict(t.key, reply) != nil {
-			return false, err, true
+		if isReply(err) && !n.unknown(err) {
+			return err
 		}
-		t.again = t.again || n.unknown(err)
-		return false, err, false
+		t.maybe = t.maybe || n.unknown(err)
+		return t.failed(err, late)
 	}
-	code := a.code()
-	if code < 0 || code > 3 {
-		t.again = true
-		return false, errGarbled, false
+	switch code := a.code(); code {
+	case 0, 1, 2, 3:
+		t.found = code != 0 || t.maybe
+		if code == 2 {
+			n.publishRefused.Do(func() {
+				n.notify(driver.NoticeDegraded, nil, "PUBLISH is not allowed: waiters learn of a release only by polling (allow the channel "+n.cfg.Prefix+names.Layout+"*)")
+			})
+		}
+		if code == 3 {
+			n.queue.handedOver(t.key)
+		}
+		return nil
 	}
-	if code == 2 {
-		n.publishRefused.Do(func() {
-			n.cfg.Notify(driver.Notice{Kind: driver.NoticeDegraded, Node: n.cfg.Addr, Detail: "PUBLISH is not allowed: waiters learn of a release only by polling (allow the channel " + n.cfg.Prefix + names.Layout + "*)"})
-		})
-	}
-	if code == 3 {
-		n.queue.handedOver(t.key)
-	}
-	return code != 0 || t.again, nil, true
+	t.maybe = true
+	return t.failed(errGarbled, late)
 }
 
-// more tries this many times more, with pauses; err is the error of the first try.
-func (t *releasing) more(ctx context.Context, tries int, err error) (found bool, _ error) {
-	n, pause := t.node, releasePause
-	for range tries {
-		if !n.pause(ctx, pause) {
-			break
-		}
-		pause *= 4
-		var a *answer
-		var over bool
-		a, err = n.router.run(async.Within(ctx, n.cfg.CallTimeout), &t.ask)
-		if found, err, over = t.heard(a, err); over {
-			return found, err
-		}
-	}
-	return false, err
+// release frees a lock in the background: see releasing.
+func (n *Node) release(ctx context.Context, key, value, place string) error {
+	_, err := n.releasing(key, value, place, names.Siblings{WaitQueue: n.names.WaitQueue(key)}).do(ctx)
+	return err
 }
 
-// pause pauses, and reports whether ctx and Close allow another try.
-func (n *Node) pause(ctx context.Context, pause time.Duration) bool {
-	return async.Await(async.Within(ctx, pause), n.over) != nil && ctx.Err() == nil
+// maxCleaning bounds the concurrent clean-ups: as many as calls may be under way to a server
+// when it stops answering. Beyond it, a key that may be left ends with its TTL.
+const maxCleaning = maxUnderWay
+
+// unsettled is a lock that may be left: that of an attempt, some calls of which have an unknown outcome,
+// or of a release.
+type unsettled struct {
+	key   string
+	value string        // as for a release
+	life  time.Duration // when the lock has ended by itself
+	place string        // in the wait queue, if it has one
+	late  []inDoubtCall // of an attempt
+	vote  bool          // in a quorum, which did not count it
+}
+
+// cleanUp frees it in the background and detached from the caller's context: at once, which frees the
+// lock for others if an attempt has taken effect; and again when no request of it can take effect any
+// more, because a release may overtake it on another connection. That time has come when its call has
+// returned with an answer, or after its not-after. A vote whose calls may still be answered is undone
+// only then, because its answer says what it did to the counter, and the vote can be given back. If
+// the server does not answer, or refuses for now, it asks again until the lock has ended by itself.
+func (n *Node) cleanUp(ctx context.Context, t unsettled) {
+	if n.cleaning.Add(1) > maxCleaning {
+		n.cleaning.Add(-1)
+		n.cfg.Notify(driver.Notice{Kind: driver.NoticeDegraded, Node: n.cfg.Addr, Key: t.key, Detail: "too many clean-ups are under way: a lock may stay until its TTL ends"})
+		return
+	}
+	n.aside(func() {
+		defer n.cleaning.Add(-1)
+		n.undo(context.WithoutCancel(ctx), t)
+	})
+}
+
+func (n *Node) undo(ctx context.Context, t unsettled) {
+	if len(t.late) > 0 && !slices.ContainsFunc(t.late, n.answered) && (!t.vote || slices.ContainsFunc(t.late, inDoubtCall.cut)) {
+		_ = n.release(ctx, t.key, t.value, "")
+	}
+	most := async.Within(ctx, 2*n.cfg.CallTimeout+time.Second)
+	for _, d := range t.late { // any of them may be the last to take effect
+		n.settle(most, d)
+	}
+	ended := async.Within(ctx, t.life)
+	if fence, before := n.votes(t.late); t.vote && before != unknown {
+		vote := n.releasing(t.key, t.value+strconv.FormatInt(fence, 10), "", names.Siblings{Counter: n.names.Counter(t.key), WaitQueue: n.names.WaitQueue(t.key)})
+		vote.giveBackTo(before)
+		_, _ = vote.do(ctx)
+	}
+	pause := firstPause
+	for last := false; ; pause = min(4*pause, mostPause) {
+		err := n.release(ctx, t.key, t.value, n.queue.unused(t.key, t.place))
+		if err == nil || n.final(err) || last {
+			return
+		}
+		last = async.Await(async.Within(ended, pause), n.ending) == nil || ended.Err() != nil
+	}
+}
+
+// The pauses of a clean-up after a release without an answer. Some failures pass quickly, for example
+// if the client's connections were just cut.
+const firstPause, mostPause = 10 * time.Millisecond, time.Second
+
+// stray is how long after its connection was cut a request may still arrive, if a proxy had
+// forwarded it. Only Close relies on this.
+const stray = 100 * time.Millisecond
+
+// settle waits until the call cannot take effect any more: it was answered, or the server's
+// clock has certainly passed its not-after. Two bounds end the wait: most, in case the server's
+// clock is set back meanwhile, and Close, which does not wait for the not-after of a request
+// whose connection was cut.
+func (n *Node) settle(most context.Context, d inDoubtCall) {
+	past := async.Within(most, time.Until(d.process.clock.passed(d.notAfter)))
+	if async.Await(past, d.sent.done) != nil || n.answered(d) {
+		return
+	}
+	if d.cut() {
+		_ = async.Await(past, n.ending)
+		past = async.Within(past, stray)
+	}
+	_ = async.Await(past, n.over)
 }

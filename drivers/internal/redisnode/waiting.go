@@ -449,7 +449,7 @@ func (q *waitQueue) leaveQueue(t *topic) {
 func (q *waitQueue) passOn(key, place string) {
 	n := q.node
 	n.work.Go(func() {
-		_, _ = n.releasePlace(context.Background(), key, "", place, releaseTries) // else it ends by itself
+		_ = n.release(context.Background(), key, "", place) // else it ends by itself
 	})
 }
 
