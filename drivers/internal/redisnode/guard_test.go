@@ -584,34 +584,6 @@ func TestClientsOfDifferentTermsDoNotFight(t *testing.T) {
 	})
 }
 
-// Between the look and the question for the marker another client may have made its first
-// contact: then the server is neither new nor emptied.
-func TestALookBesideAFirstContactSeesNoEmptiedServer(t *testing.T) {
-	eachKind(t, func(t *testing.T, kind server.Kind) {
-		s := server.StartFor(t, kind)
-		c := dialServer(t, s)
-		direct := &wire{admin: func() *redis.Client { return c }, before: func([]*Call) *redis.Client { return c }}
-		first, _ := newGuarded(t, direct, nil)
-		looked := false
-		other, _ := newGuarded(t, &wire{before: direct.before, admin: func() *redis.Client {
-			if !looked { // the look is over, and the marker is asked for
-				looked = true
-				if _, err := bid(first, "k"); err != nil {
-					t.Error(err)
-				}
-			}
-			return c
-		}}, nil)
-		if _, err := bid(other, "k2"); err != nil || !looked {
-			t.Errorf("got %v, %v", err, looked)
-		}
-		r, err := other.Bootstrap(context.Background(), &quorum.Bootstrap{DryRun: true})
-		if err != nil || r.Memory != quorum.MemoryKept {
-			t.Errorf("it remembers %+v, %v", r, err)
-		}
-	})
-}
-
 // A setting makes a server evict keys while it is used: it stops voting, says so, and votes
 // again after the setting was reverted.
 func TestAServerThatIsMadeToEvictVotesNoLonger(t *testing.T) {
@@ -685,27 +657,6 @@ func TestALoneInstanceOnAServerThatEvictsIsWarned(t *testing.T) {
 			}
 		}
 	})
-}
-
-// A lone instance has only one clock: it keeps a key for the TTL, the drift and little more.
-func TestALoneInstanceKeepsAKeyForLittleMoreThanItsTTL(t *testing.T) {
-	for _, guard := range []time.Duration{0, time.Minute} {
-		s := server.Redis(t)
-		c := dialServer(t, s)
-		n, _ := newGuarded(t, &wire{admin: func() *redis.Client { return c }, before: func([]*Call) *redis.Client { return c }}, func(c *Config) {
-			c.Guard, c.Bootstrap, c.Prefix = guard, guard > 0, fmt.Sprint("lone", guard, ":")
-		})
-		for _, ttl := range []time.Duration{time.Second, 30 * time.Second} {
-			key := fmt.Sprint("k", ttl)
-			if _, err := n.Acquire(context.Background(), &driver.Request{Key: key, Owner: "o/1", TTL: ttl}); err != nil {
-				t.Fatal(err)
-			}
-			left, _ := do(t, s, "PTTL", n.cfg.Prefix+key).(int64)
-			if most := ttl + driver.Drift(ttl) + 100*time.Millisecond; time.Duration(left)*time.Millisecond > most {
-				t.Errorf("with a guard of %v and a TTL of %v the key is kept for %v ms, and %v is the most", guard, ttl, left, most)
-			}
-		}
-	}
 }
 
 // A node of a quorum: another number of nodes, a TTL over the guard, other terms, a restart, and who

@@ -64,7 +64,6 @@ var together = tests{
 	adapter: []test{
 		{"Failovers", (*suite).failovers},
 		{"Cluster", (*suite).cluster},
-		{"QueueInACluster", steadily((*suite).queueCluster)},
 		{"RestartGuard", (*suite).guards},
 		{"RightsThatAreDocumentedSuffice", (*suite).allRights},
 		{"LockThatNoReplicaHasIsNotGranted", (*suite).waitReplicas},
@@ -89,7 +88,6 @@ var together = tests{
 		{"ScriptsTouchOnlyTheirKeys", (*suite).declaredKeys},
 		{"CleanUpOutlivesAnOutage", (*suite).cleanUpAfterOutage},
 		{"FlushedScriptsAreLoadedAgain", (*suite).scriptFlush},
-		{"CheckNamesWhatIsUnsafe", (*suite).check},
 		{"CountersEndAndTokensRise", (*suite).countersEnd},
 		{"CounterAtItsEndRefuses", (*suite).counterAtItsEnd},
 		{"ReleasesThatNobodyWaitsForAreNotAnnounced", (*suite).silentRelease},
