@@ -62,50 +62,48 @@ func (n *Node) refusal(key string, e ServerError) error {
 	return fmt.Errorf("%s: unexpected answer, so the outcome is unknown: %w", n.cfg.Addr, e)
 }
 
+// verdicts are the meanings of error replies by their code, and after which time to ask again; zero: an
+// operator must act.
+var verdicts = map[string]struct {
+	after time.Duration
+	says  string
+}{
+	"WRONGPASS":   {0, "the server does not accept this user and password"},
+	"NOAUTH":      {0, "the server asks for a password"},
+	"READONLY":    {soon, "this server is a read-only replica: connect to its primary"}, // a failover may be under way
+	"OOM":         {soon, "the server is out of memory (maxmemory)"},
+	"LOADING":     {soon, "the server is loading its data"},
+	"MASTERDOWN":  {soon, "this server is a replica that has lost its primary"},
+	"BUSY":        {soon, "the server is busy with a slow script"},
+	"MISCONF":     {soon, "the server refuses writes because it cannot save its data"},
+	"NOREPLICAS":  {soon, "the server refuses writes because too few replicas follow it"},
+	"CLUSTERDOWN": {soon, "the Cluster is down"},
+	"TRYAGAIN":    {soon, "the Cluster is moving this slot"},
+	"CROSSSLOT":   {0, "the Cluster sees the lock and its counter in different slots"},
+	"NOPROTO":     {0, "the server is too old: Redis 6.2 or Valkey 7.2 is needed"},
+}
+
 // verdict returns the meaning of an error reply, or nil if it is unknown.
 func (n *Node) verdict(key string, e ServerError) *driver.RefusedError {
 	no := func(after time.Duration, format string, args ...any) *driver.RefusedError {
 		return &driver.RefusedError{RetryAfter: after, Reason: n.cfg.Addr + ": " + fmt.Sprintf(format, args...), Err: e}
 	}
 	text := string(e)
+	if v, ok := verdicts[e.Code()]; ok {
+		return no(v.after, "%s", v.says)
+	}
 	switch e.Code() {
-	case "WRONGPASS":
-		return no(0, "the server does not accept this user and password")
-	case "NOAUTH":
-		return no(0, "the server asks for a password")
 	case "NOPERM":
 		return no(0, "%s", n.permission(key, text))
-	case "READONLY": // temporary if a failover behind this address is under way
-		return no(soon, "this server is a read-only replica: connect to its primary")
-	case "OOM":
-		return no(soon, "the server is out of memory (maxmemory)")
-	case "LOADING":
-		return no(soon, "the server is loading its data")
-	case "MASTERDOWN":
-		return no(soon, "this server is a replica that has lost its primary")
-	case "BUSY":
-		return no(soon, "the server is busy with a slow script")
-	case "MISCONF":
-		return no(soon, "the server refuses writes because it cannot save its data")
-	case "NOREPLICAS":
-		return no(soon, "the server refuses writes because too few replicas follow it")
-	case "CLUSTERDOWN":
-		return no(soon, "the Cluster is down")
-	case "TRYAGAIN":
-		return no(soon, "the Cluster is moving this slot")
 	case "MOVED", "ASK":
 		if n.cfg.Cluster {
 			return no(soon, "the Cluster has moved this slot")
 		}
 		return no(0, "this server is one node of a Cluster: use topology=cluster")
-	case "CROSSSLOT":
-		return no(0, "the Cluster sees the lock and its counter in different slots")
 	case "WRONGTYPE":
 		return no(0, "the key %q, or its counter %q, holds something that is no lock", n.names.Lock(key), n.names.Counter(key))
 	case "GUARD":
 		return n.guard.refusal(text)
-	case "NOPROTO":
-		return no(0, "the server is too old: Redis 6.2 or Valkey 7.2 is needed")
 	}
 	switch {
 	case strings.Contains(text, "ACL failure") || strings.Contains(text, "No permissions") || strings.Contains(text, "can't run this command"):

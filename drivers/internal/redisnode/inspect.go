@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/names"
@@ -103,7 +102,7 @@ func (n *Node) List(ctx context.Context, prefix string, yield func(*driver.State
 		return n.scan(ctx, s, prefix, func(keys []string) error {
 			states, err := n.lookups(ctx, s, keys)
 			for _, s := range states {
-				if s != nil && len(s.Holders) > 0 && s.Holders[0].Fence > 0 && !yield(s) {
+				if len(s.Holders) > 0 && s.Holders[0].Fence > 0 && !yield(s) {
 					return errStop
 				}
 			}
@@ -119,11 +118,10 @@ func (n *Node) List(ctx context.Context, prefix string, yield func(*driver.State
 // LookupAll returns the states of keys, in their order. It takes one round trip for about 128
 // keys, or in a Cluster one for each key, and blocks a server as little as List. The states
 // have no Queue. Errors are those of Lookup.
-func (n *Node) LookupAll(ctx context.Context, keys []string) ([]*driver.State, error) {
+func (n *Node) LookupAll(ctx context.Context, keys []string) (all []*driver.State, err error) {
 	if n.closed.Load() {
 		return nil, driver.ErrClosed
 	}
-	all := make([]*driver.State, 0, len(keys))
 	look := func(s Server) error {
 		for some := range slices.Chunk(keys, lookupsAtOnce) {
 			states, err := n.lookups(ctx, s, some)
@@ -134,28 +132,28 @@ func (n *Node) LookupAll(ctx context.Context, keys []string) ([]*driver.State, e
 		}
 		return nil
 	}
-	var err error
 	if n.cfg.Cluster {
 		err = look(nil) // each key has its own server
 	} else {
 		err = each(ctx, n.cfg.Client, &n.wg, look)
 	}
-	if err != nil {
-		return nil, n.explain("", err)
-	}
-	for i, s := range all {
-		if s == nil {
-			all[i] = &driver.State{Key: keys[i]}
-		}
-	}
-	return all, nil
+	return all, n.explain("", err)
 }
 
-// lookups looks up keys at once with one script, or with one script for each key if they may be
-// in several slots. The state of a key that is not a string has no holders.
+// lookups looks up keys at once with one script, or in a Cluster one after the other, because they may
+// be in several slots. The state of a key that is not a string has no holders.
 func (n *Node) lookups(ctx context.Context, s Server, keys []string) ([]*driver.State, error) {
+	states := make([]*driver.State, len(keys))
 	if n.cfg.Cluster {
-		return n.lookupEach(ctx, keys)
+		for i, key := range keys {
+			var err error
+			if states[i], err = n.lookup(ctx, key); isCode(err, "WRONGTYPE") {
+				states[i] = &driver.State{Key: key}
+			} else if err != nil {
+				return nil, err
+			}
+		}
+		return states, nil
 	}
 	args := append(make([]string, 0, 3*len(keys)+3), "EVAL", lua.List, strconv.Itoa(3*len(keys)))
 	for _, key := range keys {
@@ -169,7 +167,6 @@ func (n *Node) lookups(ctx context.Context, s Server, keys []string) ([]*driver.
 	if len(all) != 4*len(keys) {
 		return nil, errGarbled
 	}
-	states := make([]*driver.State, len(keys))
 	for i, key := range keys {
 		value, _ := text(all, 4*i)
 		pttl, _ := number(all, 4*i+1)
@@ -178,23 +175,6 @@ func (n *Node) lookups(ctx context.Context, s Server, keys []string) ([]*driver.
 		states[i] = stateOf(key, value, pttl, counter, waiters)
 	}
 	return states, nil
-}
-
-// lookupEach looks up keys concurrently, through pipelines. The state of a key that is not a
-// string is nil.
-func (n *Node) lookupEach(ctx context.Context, keys []string) ([]*driver.State, error) {
-	states, errs := make([]*driver.State, len(keys)), make([]error, len(keys))
-	var wg sync.WaitGroup
-	for i, key := range keys {
-		wg.Go(func() {
-			states[i], errs[i] = n.lookup(ctx, key)
-			if isCode(errs[i], "WRONGTYPE") {
-				errs[i] = nil
-			}
-		})
-	}
-	wg.Wait()
-	return states, errors.Join(errs...)
 }
 
 // scan yields the keys of s under prefix that have a counter, each once, several at a time.

@@ -23,7 +23,8 @@ if counter and counter > x and counter + 2000000 + QUARANTINE >= ARGV[6] + 0 the
 local stored, why = math.max(x, counter or 0), nil -- no higher, so that the lease can join again
 if not counter then
   -- A counter above the token may have ended, unless the lease was confirmed a short while ago.
-  local floor = tonumber(string.match(redis.call('GET', mark) or '', '(%d+)$') or '0')
+  local high, odd, floor = marked()
+  if not high then return odd end
   if x <= floor or now > ARGV[6] + ARGV[5] * 1000 - INTERVAL then return {-2, floor, now} end
   stored, why = look(stored, true)
 elseif enters(stored, counter) then
