@@ -18,8 +18,7 @@ const inside = "REDLOCK_TEST_OWN_PROCESS"
 
 // Run runs f in a process of its own whose only test is t, with these additions to its environment,
 // in parallel with the tests of this process. t passes, fails or is skipped as it does there, and
-// logs what it wrote there. The flags -run (for t's subtests), -skip, -short, -v and -timeout apply
-// there too.
+// logs what it wrote there. The flags -run (for t's subtests), -short, -v and -timeout apply there too.
 func Run(t *testing.T, f func(*testing.T), env ...string) {
 	t.Helper()
 	if os.Getenv(inside) != "" {
@@ -27,21 +26,6 @@ func Run(t *testing.T, f func(*testing.T), env ...string) {
 		return
 	}
 	t.Parallel()
-	cmd := exec.CommandContext(t.Context(), os.Args[0], args(t)...)
-	cmd.Env = append(append(os.Environ(), inside+"=1"), env...)
-	out, err := cmd.CombinedOutput()
-	switch {
-	case err != nil:
-		t.Errorf("%v\n%s", err, failures(string(out)))
-	case strings.Contains(string(out), "--- SKIP: "+t.Name()+" "):
-		t.Skipf("%s", out)
-	default:
-		t.Logf("%s", out)
-	}
-}
-
-// args returns the flags of the process.
-func args(t *testing.T) []string {
 	given := func(name string) string { return flag.Lookup("test." + name).Value.String() }
 	names := strings.Split(t.Name(), "/")
 	depth := len(names)
@@ -51,29 +35,19 @@ func args(t *testing.T) []string {
 	if parts := strings.SplitN(given("run"), "/", depth+1); len(parts) > depth {
 		names = append(names, parts[depth])
 	}
-	list := []string{
-		"-test.run=" + strings.Join(names, "/"), "-test.skip=" + given("skip"),
-		fmt.Sprintf("-test.short=%t", testing.Short()), fmt.Sprintf("-test.v=%t", testing.Verbose()),
-	}
+	args := []string{"-test.run=" + strings.Join(names, "/"), fmt.Sprintf("-test.short=%t", testing.Short()), "-test.v=" + given("v")}
 	if end, ok := t.Deadline(); ok { // ends before this process, so that it is heard
-		list = append(list, "-test.timeout="+(time.Until(end)*9/10).String())
+		args = append(args, "-test.timeout="+(time.Until(end)*9/10).String())
 	}
-	return list
-}
-
-// failures returns the output of a process without the names of tests that wrote nothing.
-func failures(out string) string {
-	var b strings.Builder
-	name := ""
-	for line := range strings.Lines(out) {
-		switch {
-		case strings.HasPrefix(line, "=== "):
-			name = line
-		case strings.HasPrefix(strings.TrimLeft(line, " "), "--- PASS: "):
-		default:
-			b.WriteString(name + line)
-			name = ""
-		}
+	cmd := exec.CommandContext(t.Context(), os.Args[0], args...)
+	cmd.Env = append(append(os.Environ(), inside+"=1"), env...)
+	out, err := cmd.CombinedOutput()
+	switch {
+	case err != nil:
+		t.Errorf("%v\n%s", err, out)
+	case strings.Contains(string(out), "--- SKIP: "+t.Name()+" "):
+		t.Skipf("%s", out)
+	default:
+		t.Logf("%s", out)
 	}
-	return b.String()
 }

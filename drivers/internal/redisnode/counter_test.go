@@ -2,7 +2,6 @@ package redisnode
 
 import (
 	"math/rand/v2"
-	"slices"
 	"testing"
 )
 
@@ -145,36 +144,6 @@ func (m *model) do(r rule, s step) (rises bool) {
 
 func newModel() model { return model{clock: 1000, peak: 1000, due: 1000} }
 
-// explore tries all schedules up to a depth, and returns one that breaks the order, if any.
-func explore(r rule, depth int) (bad []step, states int) {
-	type node struct {
-		m    model
-		path []step
-	}
-	seen := map[model]bool{newModel(): true}
-	layer := []node{{m: newModel()}}
-	for range depth {
-		var next []node
-		for _, n := range layer {
-			for _, s := range steps {
-				m := n.m
-				rises := m.do(r, s)
-				if m.outside || seen[m] {
-					continue
-				}
-				path := append(slices.Clone(n.path), s)
-				if !rises {
-					return path, len(seen)
-				}
-				seen[m] = true
-				next = append(next, node{m, path})
-			}
-		}
-		layer = next
-	}
-	return nil, len(seen)
-}
-
 // search runs random schedules, and returns one that breaks the order, if any.
 func search(r rule, schedules, length int) (bad []step, grants int) {
 	rng := rand.New(rand.NewPCG(1, 2))
@@ -200,19 +169,15 @@ func search(r rule, schedules, length int) (bad []step, grants int) {
 
 // Tokens rise whatever the clock does within the guarantee, even if counters end.
 func TestBoundedCountersKeepTheOrder(t *testing.T) {
-	depth, schedules := 5, 50_000
+	schedules := 100_000
 	if testing.Short() {
-		depth, schedules = 4, 10_000
-	}
-	bad, states := explore(rule{}, depth)
-	if bad != nil {
-		t.Errorf("a token does not rise: %+v", bad)
+		schedules = 20_000
 	}
 	bad, grants := search(rule{}, schedules, 30)
 	if bad != nil {
 		t.Errorf("a token does not rise: %+v", bad)
 	}
-	t.Logf("%d states to depth %d, and %d grants in %d random schedules", states, depth, grants, schedules)
+	t.Logf("%d grants in %d random schedules", grants, schedules)
 }
 
 // Each simpler rule breaks the order.

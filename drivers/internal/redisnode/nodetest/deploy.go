@@ -157,7 +157,7 @@ func (s *suite) cluster(t *testing.T) {
 		}
 		unlock(t, l)
 		awake(t, wake)
-		next := s.lockSoon(t, other, key, time.Minute)
+		next := s.lock(t, other, key, time.Minute)
 		if next.Grant().Fence <= l.Grant().Fence+5 {
 			t.Errorf("%q: token %d follows a counter at %d", key, next.Grant().Fence, l.Grant().Fence+5)
 		}

@@ -62,7 +62,7 @@ func (s *suite) failover(t *testing.T, d *deployment, begin func(*deployment) er
 	b := s.open(t, s.Scheme+"://"+d.dsn+"call_timeout=1s&dial_timeout=1s")
 	s.warm(t, b)
 	const ttl = 20 * time.Second
-	held := s.lockSoon(t, b, d.key, ttl)
+	held := s.lock(t, b, d.key, ttl)
 	eventually(t, func() error { // its replicas have the lock, like any lock that is not brand new
 		return followed(d.primary)
 	})

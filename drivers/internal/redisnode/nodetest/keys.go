@@ -45,7 +45,7 @@ func (s *suite) declaredKeys(t *testing.T) {
 		t.Error(err)
 	}
 	guarded := s.open(t, s.url(srv.Addr(), "?restart_guard=1m&bootstrap=true"))
-	unlock(t, s.lockSoon(t, guarded, "guarded", time.Minute))
+	unlock(t, s.lock(t, guarded, "guarded", time.Minute))
 	join := s.ask("joined", time.Minute)
 	join.ExactFence, join.Quorum = uint64(time.Now().UnixMicro()), &quorum.Info{}
 	if l, err := b.Acquire(t.Context(), join); err == nil {
