@@ -269,18 +269,20 @@ func (c *client) reply(result valkey.ValkeyResult) (any, error) {
 
 // plain converts a message to a string, an int64, a list or an error.
 func plain(m *valkey.ValkeyMessage) any {
-	if n, err := m.AsInt64(); m.IsInt64() && err == nil {
+	switch { // asking for another type would make an error
+	case m.IsInt64():
+		n, _ := m.AsInt64()
 		return n
-	}
-	if s, err := m.ToString(); err == nil {
-		return s
-	}
-	if list, err := m.ToArray(); err == nil {
+	case m.IsArray():
+		list, _ := m.ToArray()
 		out := make([]any, len(list))
 		for i := range list {
 			out[i] = plain(&list[i])
 		}
 		return out
+	}
+	if s, err := m.ToString(); err == nil {
+		return s
 	}
 	if err := m.Error(); err != nil && !valkey.IsValkeyNil(err) {
 		return err // within a transaction

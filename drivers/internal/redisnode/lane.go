@@ -11,10 +11,12 @@ import (
 )
 
 const (
-	// most is how many round trips are under way to a server at most. A near server has one at a time,
-	// because calls that wait for it are gathered, which costs it less; a far one would stand idle.
+	// most is how many round trips are under way to a server at most: a second one costs many
+	// callers on a near server more than it gains, and a far server stands idle without it.
 	most     = 2
 	longTrip = 2 * time.Millisecond
+	// crowd is how many calls must be under way or waiting so that they share one round trip.
+	crowd = 32
 	// maxBatch bounds the calls that are sent together, because the last one waits for all
 	// before it. To a far server up to mostBatch are sent, if that wait, perCall for each call,
 	// is no longer than another round trip.
@@ -37,7 +39,7 @@ const (
 	watchEvery = 50 * time.Millisecond
 )
 
-// A lane sends calls to one server process. A call that finds none under way is sent alone, at once.
+// A lane sends calls to one server process. A call that finds few others under way is sent alone, at once.
 // Other calls wait, and go together as soon as a round trip ends. So a lone caller waits for nobody,
 // and many callers share round trips.
 //
@@ -61,15 +63,17 @@ type lane struct {
 
 	carriers sync.Pool // idle ones
 
-	mu     sync.Mutex
-	queue  []*Call
-	timed  []*Call     // calls that end at their deadline if no answer comes before
-	timer  *time.Timer // fires at the first of these deadlines, or before
-	alarm  time.Time   // when the timer fires; zero: not set
-	closed bool
-	busy   int           // round trips under way
-	missed int           // calls in a row without an answer
-	usual  time.Duration // a round trip; zero: there was none
+	mu      sync.Mutex
+	queue   []*Call
+	timed   []*Call     // calls that end at their deadline if no answer comes before
+	timer   *time.Timer // fires at the first of these deadlines, or before
+	alarm   time.Time   // when the timer fires; zero: not set
+	closed  bool
+	busy    int           // round trips under way
+	calling int           // calls under way
+	crowded int           // the most calls lately
+	missed  int           // calls in a row without an answer
+	usual   time.Duration // a round trip; zero: there was none
 }
 
 // do runs c and returns its error; ctx has a deadline. The error ErrNotSent says that no byte
@@ -140,6 +144,7 @@ func (l *lane) enter(c *Call) (send, alone bool, err error) {
 		return false, false, nil
 	}
 	l.busy++
+	l.calling++
 	c.state = callSent
 	abandon := l.node.cfg.Abandon
 	if c.then == nil && l.busy == 1 && l.usual > 0 && l.missed == 0 && abandon != nil && left >= max(promptly*l.usual, minTimeout) {
@@ -152,7 +157,7 @@ func (l *lane) enter(c *Call) (send, alone bool, err error) {
 
 // open reports whether a call may be sent at once. The caller holds l.mu.
 func (l *lane) open() bool {
-	return l.busy == 0 || l.busy < l.connections() && l.missed == 0 && l.usual >= longTrip
+	return l.busy == 0 || l.busy < l.connections() && l.missed == 0 && (l.usual >= longTrip || l.crowded < crowd)
 }
 
 func (l *lane) connections() int {
@@ -170,7 +175,7 @@ func (l *lane) alone(c *Call) error {
 	l.untrack(c)
 	l.mu.Unlock()
 	c.done = answered
-	if batch := l.next(took, nil); len(batch) > 0 {
+	if batch := l.next(1, took, nil); len(batch) > 0 {
 		l.carry(batch...)
 	}
 	if took == 0 && !errors.Is(c.Err, ErrNotSent) && c.ctx.Err() != nil {
@@ -207,7 +212,7 @@ func (r *carrier) Run() {
 			l.finish(left)
 		}
 		clear(r.batch)
-		r.batch = l.next(took, r.batch[:0])
+		r.batch = l.next(len(r.batch), took, r.batch[:0])
 	}
 	l.carriers.Put(r)
 }
@@ -289,12 +294,14 @@ func (l *lane) exec(ctx context.Context, calls []*Call) (err error) {
 	return nil
 }
 
-// next notes how long a round trip took, and takes the queued calls for the next one, without those
-// whose callers left. It returns none, and gives the round trip up, if none is queued, or if another
+// next notes a round trip with this many calls, and takes the queued calls for the next one, without
+// those whose callers left. It returns none, and gives the round trip up, if none is queued, or if another
 // one finds out whether the server answers.
-func (l *lane) next(took time.Duration, batch []*Call) []*Call {
+func (l *lane) next(calls int, took time.Duration, batch []*Call) []*Call {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.crowded = max(l.calling+len(l.queue), l.crowded-(l.crowded+7)/8)
+	l.calling -= calls
 	switch {
 	case took == 0:
 		l.missed++
@@ -310,7 +317,7 @@ func (l *lane) next(took time.Duration, batch []*Call) []*Call {
 		l.busy--
 		return batch
 	}
-	for len(l.queue) > 0 && l.open() { // what does not fit need not wait for a far server
+	for l.usual >= longTrip && len(l.queue) > 0 && l.open() { // what does not fit need not wait for a far server
 		if more := l.dequeue(nil); len(more) > 0 {
 			l.busy++
 			l.carry(more...)
@@ -339,6 +346,7 @@ func (l *lane) dequeue(batch []*Call) []*Call {
 	if len(l.queue) == 0 {
 		l.queue = nil
 	}
+	l.calling += len(batch)
 	return batch
 }
 
