@@ -14,19 +14,10 @@ import (
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
-// guards are the tests of the restart guard of one server.
+// guards tests the restart guard of one server; more is in package redisnode.
 func (s *suite) guards(t *testing.T) {
-	for name, test := range map[string]func(*testing.T){
-		"a lone instance forgets, and does not vote for a guard": s.guardForgets,
-		"what is refused, and in which words":                    s.guardMessages,
-		"a promoted replica":                                     s.guardPromoted,
-		"least rights":                                           s.guardRights,
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			test(t)
-		})
-	}
+	t.Run("a lone instance forgets, and does not vote for a guard", s.guardForgets)
+	t.Run("what is refused, and in which words", s.guardMessages)
 }
 
 // guarded opens a lone instance with options of its guard.
@@ -216,67 +207,4 @@ func (s *suite) guardMessages(t *testing.T) {
 	req.Quorum = &quorum.Info{Terms: quorum.Terms{N: 3, Guard: 30 * time.Second}}
 	_, err = cluster.Acquire(context.Background(), req)
 	forEver(t, err, "Cluster", "restart_guard=off")
-}
-
-func (s *suite) guardPromoted(t *testing.T) {
-	g := server.Sentinel(t, s.kind)
-	b := s.openWith(t, &driver.Config{DSN: s.url(strings.Join(g.Addrs(), ","), "/0?topology=sentinel&restart_guard=30s&bootstrap=true&master="+g.Name)})
-	l, err := s.bid(b, "k")
-	if err != nil {
-		t.Fatal(err)
-	}
-	first := l.Grant().Server
-	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
-	defer cancel()
-	old, err := g.Primary(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
-	eventually(t, func() error { // whichever is promoted
-		want, _ := old.Do("GET", "redlock1:meta")
-		for _, n := range g.Nodes {
-			if got, _ := n.Do("GET", "redlock1:meta"); want == nil || got != want {
-				return errors.New("a replica does not get its primary's memory")
-			}
-		}
-		return nil
-	})
-	if _, err := g.Sentinels[0].Do("SENTINEL", "FAILOVER", g.Name); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := g.AwaitFailover(ctx, old); err != nil {
-		t.Fatal(err)
-	}
-	eventually(t, func() error {
-		var l driver.Lease
-		l, err = s.bid(b, fmt.Sprintf("k%d", s.owner.Add(1)))
-		switch {
-		case err == nil && l.Grant().Server != first:
-			t.Fatal("the new primary votes at once")
-		case err == nil: // waits until the old primary knows
-			return errors.New("the old primary still grants")
-		}
-		if !strings.Contains(err.Error(), "restart guard") {
-			return err
-		}
-		return nil
-	})
-	quarantined(t, err, 30*time.Second, "another took its place")
-}
-
-func (s *suite) guardRights(t *testing.T) {
-	const least = " +eval +evalsha +time +set +get +del +pexpire +pttl +publish +subscribe +unsubscribe +info +multi +exec"
-	srv := server.StartFor(t, s.kind, server.WithUser("app on >"+canary+" resetkeys ~app:* resetchannels &app:*"+least))
-	b := s.openWith(t, &driver.Config{DSN: s.Scheme + "://app:" + canary + "@" + srv.Addr() + "?restart_guard=30s&bootstrap=true", Prefix: "app:"})
-	l, err := s.bid(b, "k")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := l.Renew(context.Background(), &driver.Renewal{TTL: 20 * time.Second}); err != nil {
-		t.Errorf("Renew: %v", err)
-	}
-	unlock(t, l)
-	run(t, srv, "FLUSHALL")
-	_, err = s.bid(b, "k")
-	quarantined(t, err, 30*time.Second, "lost its memory")
 }
