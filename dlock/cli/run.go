@@ -186,38 +186,33 @@ func (j *job) options() []dlock.Option {
 func (j *job) obtain() (*dlock.Lease, error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	type result struct {
-		lease *dlock.Lease
-		err   error
+	if j.wait > 0 {
+		var stop context.CancelFunc
+		ctx, stop = context.WithTimeout(ctx, j.wait)
+		defer stop()
 	}
-	got := make(chan result, 1)
+	lock := j.client.Lock
+	if j.wait == 0 {
+		lock = j.client.TryLock
+	}
+	var lease *dlock.Lease
+	var err error
+	done := make(chan struct{})
 	go func() {
-		lease, err := j.ask(ctx)
+		defer close(done)
+		lease, err = lock(ctx, j.key)
 		j.granted = machineNow()
-		got <- result{lease, err}
 	}()
 	select {
-	case r := <-got:
-		return r.lease, j.notObtained(r.err)
+	case <-done:
+		return lease, j.notObtained(err)
 	case s := <-j.signals:
 		cancel()
-		if r := <-got; r.lease != nil {
-			_ = r.lease.Unlock() // it ends with its TTL at the latest
+		if <-done; lease != nil {
+			_ = lease.Unlock() // it ends with its TTL at the latest
 		}
 		return nil, &exitError{code: exitSignal + number(s)}
 	}
-}
-
-func (j *job) ask(ctx context.Context) (*dlock.Lease, error) {
-	if j.wait == 0 {
-		return j.client.TryLock(ctx, j.key)
-	}
-	if j.wait != forever {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, j.wait)
-		defer cancel()
-	}
-	return j.client.Lock(ctx, j.key)
 }
 
 func (j *job) notObtained(err error) error {
@@ -290,12 +285,11 @@ func (j *job) tellAttempt(e dlock.Event) {
 			j.verbosef("waits for %q: %v", j.key, e.Err)
 		}
 	case j.wait != forever, !waitingHelps(e.Err):
-	case j.outage.IsZero():
-		j.outage, j.told = now, now
-		j.printf("waits for the backend (%s), which is out of reach, since --wait is forever: %v", j.client.Backend().Info().Name, e.Err)
-	case now.Sub(j.told) >= outageInterval:
-		j.told = now
-		j.printf("has waited for the backend (%s) for %v: press ctrl-C or send SIGTERM to stop, or limit the wait (--wait 10m): %v",
+	case j.outage.IsZero() || now.Sub(j.told) >= outageInterval:
+		if j.told = now; j.outage.IsZero() {
+			j.outage = now
+		}
+		j.printf("the backend (%s) is out of reach, and has been waited for %v: %v (ctrl-C or SIGTERM ends the wait, --wait 10m limits it)",
 			j.client.Backend().Info().Name, now.Sub(j.outage).Round(time.Second), e.Err)
 	default:
 		j.verbosef("attempt %d: %v", e.Attempt, e.Err)
