@@ -289,7 +289,7 @@ func (j *job) tellAttempt(e dlock.Event) {
 		if j.told = now; j.outage.IsZero() {
 			j.outage = now
 		}
-		j.printf("the backend (%s) is out of reach, and has been waited for %v: %v (ctrl-C or SIGTERM ends the wait, --wait 10m limits it)",
+		j.printf("waits for the backend (%s), out of reach for %v: %v (ctrl-C or SIGTERM ends the wait, --wait 10m limits it)",
 			j.client.Backend().Info().Name, now.Sub(j.outage).Round(time.Second), e.Err)
 	default:
 		j.verbosef("attempt %d: %v", e.Attempt, e.Err)

@@ -114,10 +114,11 @@ func statesOf(ctx context.Context, c *dlock.Client, keys []string) ([]*driver.St
 	return all, err
 }
 
-// stateHead is the head of the columns that stateCells returns.
-var stateHead = []string{"VERDICT", "HOLDER", "TOKEN", "SESSION", "HELD SINCE", "ENDS IN", "WAITING"}
+// stateHead is the head of the columns of a state.
+var stateHead = []string{"KEY", "VERDICT", "HOLDER", "TOKEN", "SESSION", "HELD SINCE", "ENDS IN", "WAITING", "ANSWER"}
 
-func stateCells(state *driver.State, now time.Time) []string {
+// stateCells returns the row of a state: that of a key, or of what one node answered.
+func stateCells(name string, state *driver.State, answer string, now time.Time) []string {
 	verdict := state.Verdict().String()
 	if state.Mode == driver.Shared && len(state.Holders) > 0 {
 		verdict += ", shared"
@@ -127,48 +128,45 @@ func stateCells(state *driver.State, now time.Time) []string {
 		h = state.Holders[0]
 	}
 	return []string{
-		verdict, holders(state.Holders...), number10(h.Fence), printable.Text(h.Session), since(h.Since, now),
-		ago(max(state.ReservedFor, h.TTL)), number10(uint64(state.Waiters)),
+		name, verdict, holders(state.Holders...), number10(h.Fence), printable.Text(h.Session), since(h.Since, now),
+		ago(max(state.ReservedFor, h.TTL)), number10(uint64(state.Waiters)), answer,
 	}
 }
 
 // writeStates prints a table of the keys, and the nodes and the queue of each named key.
 func writeStates(w io.Writer, states []*driver.State, now time.Time, named bool) {
-	rows := [][]string{append([]string{"KEY"}, stateHead...)}
+	rows := [][]string{stateHead}
 	for _, state := range states {
-		rows = append(rows, append([]string{printable.Text(state.Key)}, stateCells(state, now)...))
+		rows = append(rows, stateCells(printable.Text(state.Key), state, "", now))
+		for i := range state.Nodes {
+			if named {
+				rows = append(rows, nodeCells(&state.Nodes[i], now))
+			}
+		}
 	}
 	writeTable(w, "", rows)
 	for _, state := range states {
-		if named && len(state.Nodes) > 0 {
-			fmt.Fprintf(w, "\n%s on each node:\n", printable.Text(state.Key))
-			writeTable(w, "  ", nodes(state, now))
+		if !named || len(state.Queue) == 0 {
+			continue
 		}
-		if named && len(state.Queue) > 0 {
-			fmt.Fprintf(w, "\nwaiting for %s:\n", printable.Text(state.Key))
-			rows := [][]string{{"PLACE", "WAITER", "ADDRESS", "SINCE"}}
-			for i := range state.Queue {
-				q := &state.Queue[i]
-				rows = append(rows, []string{strconv.Itoa(i + 1), printable.Text(q.Owner), printable.Text(q.Address), since(q.Since, now)})
-			}
-			writeTable(w, "  ", rows)
+		rows := [][]string{{"PLACE", "WAITER", "ADDRESS", "SINCE"}}
+		for i := range state.Queue {
+			q := &state.Queue[i]
+			rows = append(rows, []string{strconv.Itoa(i + 1), printable.Text(q.Owner), printable.Text(q.Address), since(q.Since, now)})
 		}
+		fmt.Fprintf(w, "\nwaiting for %s:\n", printable.Text(state.Key))
+		writeTable(w, "  ", rows)
 	}
 }
 
-// nodes returns the rows of a table of what each node says.
-func nodes(state *driver.State, now time.Time) [][]string {
-	rows := [][]string{append(append([]string{"NODE"}, stateHead...), "ANSWER")}
-	for i := range state.Nodes {
-		n := &state.Nodes[i]
-		cells, answer := append([]string{"unknown"}, make([]string, len(stateHead)-1)...), "no answer"
-		switch {
-		case n.State != nil:
-			cells, answer = stateCells(n.State, now), "after "+ago(n.Latency)
-		case n.Err != nil: // the node's name is in the first column
-			answer = strings.TrimLeft(strings.TrimPrefix(oneLine(n.Err.Error()), n.Node), ": ")
-		}
-		rows = append(rows, append(append([]string{printable.Text(n.Node)}, cells...), answer))
+// nodeCells returns the row of a node.
+func nodeCells(n *driver.NodeState, now time.Time) []string {
+	name, answer := "  "+printable.Text(n.Node), "no answer"
+	if n.State != nil {
+		return stateCells(name, n.State, "after "+ago(n.Latency), now)
 	}
-	return rows
+	if n.Err != nil { // the node's name is in the first column
+		answer = strings.TrimLeft(strings.TrimPrefix(oneLine(n.Err.Error()), n.Node), ": ")
+	}
+	return []string{name, "unknown", "", "", "", "", "", "", answer}
 }
