@@ -11,6 +11,13 @@ mariadbd      mariadb-server-core mariadb
 zkServer.sh   zookeeper      zookeeper
 cc            gcc,libc6-dev  gcc'
 
+# nats_server is where nats-server is, which is built from its module: Debian's is too old.
+case $(uname) in
+Darwin) nats_server=$HOME/Library/Caches/redlock/nats-server-2.15.2 ;;
+*) nats_server=${XDG_CACHE_HOME:-$HOME/.cache}/redlock/nats-server-2.15.2 ;;
+esac
+build_nats() { GOFLAGS="-trimpath -ldflags=-w" go build -C redlocktest/server/testdata/nats -o "$nats_server" github.com/nats-io/nats-server/v2; }
+
 # missing prints those that are not there: the program, or what is in apt or brew. It looks
 # in PATH and where Debian and Homebrew put what they leave out of it, as redlocktest/server.
 missing() {
@@ -20,6 +27,7 @@ missing() {
 	say "$programs" | while read -r program apt brew; do
 		command -v "$program" >/dev/null || eval "say \$$1"
 	done | tr ',\n' '  '
+	[ "$1" != program ] || [ -x "$nats_server" ] || say "nats-server "
 }
 
 as_root() { $([ "$(id -u)" = 0 ] || say sudo) env DEBIAN_FRONTEND=noninteractive "$@"; }
@@ -59,6 +67,8 @@ permit_services() { [ -z "$policy" ] || as_root rm -f "$policy"; policy=""; }
 
 # install: of Homebrew's redis and valkey only one can be linked; the tests find the other.
 install() {
+	[ -x "$nats_server" ] || build_nats
+	[ -n "$(missing program)" ] || return 0
 	if command -v apt-get >/dev/null; then
 		[ "$(id -u)" = 0 ] || command -v sudo >/dev/null || { say "needs root or sudo: as root, apt-get install $(missing apt)"; return 1; }
 		install_apt $(missing apt)

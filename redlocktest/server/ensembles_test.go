@@ -18,6 +18,7 @@ func TestEnsemblesServeAfterAKillAndARestartWithoutMemory(t *testing.T) {
 	}{
 		"etcd":      {func() *Group { return Etcd(t, 3, WithTLS(), WithClientCerts()) }, readyEtcd},
 		"zookeeper": {func() *Group { return ZooKeeper(t, 3) }, readyZooKeeper},
+		"nats":      {func() *Group { return NATS(t, 3) }, readyNATS},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -25,7 +26,7 @@ func TestEnsemblesServeAfterAKillAndARestartWithoutMemory(t *testing.T) {
 			minority := func() error {
 				err := g.KillMajority()
 				for _, s := range g.Nodes {
-					if of.ready(t.Context(), s, nil) == nil && name == "zookeeper" {
+					if of.ready(t.Context(), s, nil) == nil && name != "etcd" {
 						t.Errorf("%s serves without a majority", s.Addr())
 					}
 				}

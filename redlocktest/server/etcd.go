@@ -124,10 +124,12 @@ func (g *Group) KillMajority() error {
 		}
 		some.Nodes = append(some.Nodes, g.Nodes[(first+i)%n])
 	}
-	if err := killed.Kill(); err != nil || g.Nodes[0].cfg.Kind != KindZooKeeper || g.Nodes[0].certs != nil {
+	kind := g.Nodes[0].cfg.Kind
+	if err := killed.Kill(); err != nil || kind != KindZooKeeper && kind != KindNATS || g.Nodes[0].certs != nil {
 		return err
 	}
-	// A leader of ZooKeeper looks only twice per tick whether it has a majority, and serves until then.
+	// A leader of ZooKeeper looks only twice per tick whether it has a majority, and one of NATS every
+	// ten seconds; they serve until then.
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
 	return left.each(func(s *Server) error {

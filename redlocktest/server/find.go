@@ -46,6 +46,9 @@ func find(k Kind) (string, error) {
 		java, _, err := findJava()
 		return java, err
 	}
+	if k == KindNATS {
+		return findNATS()
+	}
 	for _, path := range places(string(k)) {
 		if k != KindPostgres || majorVersion(path) >= 14 {
 			return path, nil

@@ -18,6 +18,7 @@ const (
 	KindEtcd      Kind = "etcd"
 	KindMariaDB   Kind = "mariadbd"
 	KindZooKeeper Kind = "zookeeper"
+	KindNATS      Kind = "nats-server"
 )
 
 // Config describes the server to start. The zero value of every field but Kind is a
@@ -33,7 +34,8 @@ type Config struct {
 	// Users are ACL rules, as "alice on >secret ~* +@all". Redis and Valkey only.
 	Users []string
 	// TLS makes the server accept nothing but TLS, with a certificate of an authority
-	// of its own. Redis, Valkey, etcd, MariaDB and ZooKeeper only.
+	// of its own. Redis, Valkey, etcd, MariaDB, NATS and
+	// ZooKeeper only.
 	TLS bool
 	// ClientCerts makes it ask clients for a certificate of that authority.
 	ClientCerts bool

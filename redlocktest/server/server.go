@@ -89,6 +89,8 @@ func flavourOf(kind Kind) (flavour, error) {
 		return flavour{prepareMariaDB, commandMariaDB, readyMariaDB, nil, wipeMariaDB, url.URL{Scheme: "mysql", User: url.User(MariaDBSuperuser), Path: "/test"}}, nil
 	case KindZooKeeper:
 		return flavour{nil, commandZooKeeper, readyZooKeeper, nil, nil, url.URL{Scheme: "zk"}}, nil
+	case KindNATS:
+		return flavour{nil, commandNATS, readyNATS, nil, nil, url.URL{Scheme: "nats"}}, nil
 	case KindCommand:
 		return flavour{nil, commandAny, readyAny, nil, nil, url.URL{Scheme: "tcp"}}, nil
 	}
@@ -282,6 +284,8 @@ func (s *Server) URLFor(user, password string) string {
 	switch {
 	case s.cfg.UnixOnly:
 		u.Scheme, u.Host, u.Path = u.Scheme+"+unix", "", s.Socket()
+	case s.certs != nil && s.cfg.Kind == KindNATS:
+		u.Scheme = "tls"
 	case s.certs != nil && s.cfg.Kind != KindMariaDB:
 		u.Scheme += "s"
 	}
