@@ -10,6 +10,7 @@ package everything
 import (
 	_ "github.com/redlock-go/redlock/drivers/all"  // all drivers of the main module
 	_ "github.com/redlock-go/redlock/drivers/etcd" // its client brings gRPC
+	_ "github.com/redlock-go/redlock/drivers/nats"
 	_ "github.com/redlock-go/redlock/drivers/zookeeper"
 
 	// Each brings the client of a database.

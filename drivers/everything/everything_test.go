@@ -47,6 +47,7 @@ func backends(t *testing.T) map[string]string {
 	urls["postgres"] = pg.URL()
 	urls["zookeeper"] = "zk://" + strings.Join(server.ZooKeeper(t, 1).Addrs(), ",")
 	urls["etcd"] = "etcd://" + strings.Join(server.Etcd(t, 1).Addrs(), ",")
+	urls["nats"] = "nats://" + strings.Join(server.NATS(t, 1).Addrs(), ",")
 	urls["pgtable"] = strings.Replace(server.PgBouncer(t, pg, "transaction").URL(), "postgres://", "pgtable://", 1) + "&setup=true"
 	return urls
 }
@@ -122,6 +123,7 @@ func TestTheCommandListsEveryDriver(t *testing.T) {
 	for name, features := range map[string]string{
 		"memory": "shared", "file": "session", "redis": "node", "rediss": "node", "valkey": "node", "valkeys": "node",
 		"redlock": "fencing", "postgres": "session", "etcd": "queueing", "etcds": "queueing", "zk": "queueing", "zks": "queueing",
+		"nats": "queueing", "tls": "queueing",
 		"mysql": "keep", "mariadb": "keep", "pgtable": "keep", "sqlite": "keep",
 	} {
 		if !strings.Contains(listed[name], features) || !strings.Contains(listed[name], name+":") {

@@ -1,0 +1,242 @@
+package nats
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/base"
+)
+
+const (
+	// reserve is how long a free lock is kept for the first waiter.
+	reserve = 500 * time.Millisecond
+	// entryTTL is how long the place of a waiter in the queue is kept if nobody removes it.
+	entryTTL = 10 * time.Minute
+	// A waiter looks by itself, ever more seldom, should the server's news not reach it.
+	firstLook  = 234375 * time.Microsecond // 15 s / 64
+	seldomLook = 15 * time.Second
+)
+
+// forever is the longest time of a call that only its caller ends.
+const forever = math.MaxInt64
+
+// Acquire takes the lock, or waits for it in the order of the queue.
+func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Lease, error) {
+	if err := b.about.Check(b.opt.Prefix, req); err != nil {
+		return nil, err
+	}
+	most := b.calls.Bound(req.TTL)
+	if req.Wait {
+		most = forever
+	}
+	call, err := b.calls.Begin(ctx, most)
+	if err != nil {
+		return nil, err
+	}
+	defer call.End()
+	l := &lease{b: b, lock: name(b.opt.Prefix + req.Key), owner: req.Owner, ttl: req.TTL}
+	err = l.attempt(call, nil)
+	if req.Wait && errors.Is(err, driver.ErrHeld) {
+		err = l.wait(call, err)
+	}
+	if err != nil {
+		return nil, call.Failed(err)
+	}
+	return base.NewLease(&b.calls, b.about, l.grant, l.renew, l.release), nil
+}
+
+// attempt makes one attempt, for a waiter if w is not nil. What is in doubt is undone.
+func (l *lease) attempt(ctx context.Context, w *waiter) error {
+	ctx, cancel := context.WithTimeout(ctx, l.b.calls.Bound(l.ttl))
+	defer cancel()
+	k, err := l.b.bucket(ctx)
+	if err != nil {
+		return err
+	}
+	if w != nil && k.root != l.k.root {
+		return fmt.Errorf("the bucket %s was deleted and made anew", strconv.Quote(l.b.opt.Bucket))
+	}
+	l.k = k
+	expected := l.b.guess(l.lock)
+	if w != nil {
+		expected, err = l.look(ctx, w)
+	}
+	for err == nil {
+		if err = l.take(ctx, expected); !errors.Is(err, errConflict) {
+			return err
+		}
+		expected, err = l.look(ctx, w)
+	}
+	return err
+}
+
+// take takes the lock if its last message has this number.
+func (l *lease) take(ctx context.Context, expected uint64) error {
+	start := time.Now()
+	seq, err := l.b.put(ctx, l.k, l.k.subject("k", l.lock), expected, l.ttl, record{Owner: l.owner})
+	switch {
+	case err == nil:
+		l.granted(seq, start)
+	case !noEffect(err): // it may have taken effect, or may yet
+		l.b.calls.Undo(start.Add(2*l.ttl), func(call *base.Call) error { return l.undo(call, expected) })
+	}
+	return err
+}
+
+// undo frees the lock if the attempt has it, and otherwise leaves a last message with another
+// number than the attempt expects, so that it does nothing should it arrive later.
+func (l *lease) undo(ctx context.Context, expected uint64) error {
+	for {
+		if l.gone(ctx) {
+			return nil
+		}
+		r, err := l.b.last(ctx, l.k, l.lock)
+		if err != nil {
+			return err
+		}
+		if r.Owner != l.owner && r.seq != expected {
+			return nil
+		}
+		if _, err = l.b.put(ctx, l.k, l.k.subject("k", l.lock), r.seq, markerTTL, record{Next: r.Next}); !errors.Is(err, errConflict) {
+			return err
+		}
+	}
+}
+
+// look returns the number of the last message of a lock that is free for this caller, or an error
+// that it is not.
+func (l *lease) look(ctx context.Context, w *waiter) (uint64, error) {
+	r, err := l.b.last(ctx, l.k, l.lock)
+	switch {
+	case err != nil:
+		return 0, err
+	case r.Owner != "":
+		return 0, r.held(l.k)
+	case w == nil && r.Next == "" && !r.expired, w != nil && r.Next == w.id:
+		return r.seq, nil
+	}
+	first := r.Next
+	if first == "" {
+		if first, _, err = l.b.first(ctx, l.k, l.lock, 1); err != nil {
+			return 0, err
+		}
+	}
+	kept := r.keptFor(l.k)
+	switch {
+	case first == "" || w != nil && first == w.id:
+	case kept > 0:
+		return 0, &driver.HeldError{ReservedForWaiter: true, RetryAfter: kept, Clock: l.k.now()}
+	default: // it did not come
+		l.b.skip(l.k, l.lock, first)
+	}
+	return r.seq, nil
+}
+
+// first returns the first waiter of a lock whose place has this number or a larger one.
+func (b *Backend) first(ctx context.Context, k *bucket, lock string, from uint64) (id string, seq uint64, err error) {
+	root := k.subject("w", lock) + "."
+	subject, r, err := b.get(ctx, k, root+">", from)
+	return strings.TrimPrefix(subject, root), r.seq, err
+}
+
+// skip removes a waiter that did not come, with all of its process.
+func (b *Backend) skip(k *bucket, lock, id string) {
+	process, _, _ := strings.Cut(id, ".")
+	if strings.ContainsAny(id, "*> \t\r\n") || process == "" {
+		return
+	}
+	subjects := k.subject("w", lock) + "." + process + ".>"
+	if process == b.id {
+		subjects = k.subject("w", lock) + "." + id
+	}
+	b.calls.Undo(time.Now().Add(entryTTL), func(call *base.Call) error { return b.purge(call, k, subjects) })
+}
+
+// A waiter waits for a lock.
+type waiter struct {
+	id    string             // the end of its subject
+	check chan time.Duration // after how long to look; the newest
+}
+
+// hear looks at what is told of the lock.
+func (w *waiter) hear(r record) {
+	d := reserve + rand.N(reserve/4)
+	switch {
+	case r.Owner != "":
+		d = min(r.ttl+time.Second, seldomLook)
+	case r.Next == "" || r.Next == w.id:
+		d = 0
+	}
+	select { // only the subscription's goroutine sends
+	case <-w.check:
+	default:
+	}
+	w.check <- d
+}
+
+// wait takes a place in the queue, and makes an attempt whenever it may be its turn.
+func (l *lease) wait(call *base.Call, last error) error {
+	b, k := l.b, l.k
+	w := &waiter{id: b.id + "." + strconv.FormatUint(b.number.Add(1), 10), check: make(chan time.Duration, 1)}
+	place := k.subject("w", l.lock) + "." + w.id
+	news, err := k.nc.Subscribe(k.news("k", l.lock), func(m *nats.Msg) { w.hear(parse(m.Header, m.Data)) })
+	if err != nil {
+		return b.explain(err)
+	}
+	defer func() {
+		_ = news.Unsubscribe() // the connection may have ended
+		b.calls.Undo(time.Now().Add(entryTTL), func(call *base.Call) error { return b.purge(call, k, place) })
+	}()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for pause, queued := firstLook, false; ; {
+		select {
+		case d := <-w.check:
+			timer.Reset(d)
+			continue
+		case <-call.Done():
+			return errors.Join(call.Over(), last)
+		case <-timer.C:
+		}
+		if !queued || pause == seldomLook { // somebody may have taken it for dead
+			queued = l.queue(call, place) == nil
+		}
+		err := l.attempt(call, w)
+		var held *driver.HeldError
+		switch {
+		case err == nil:
+			l.contended.Store(true) // others may wait
+			l.place = w.id
+			return nil
+		case errors.Is(err, driver.ErrRefused), l.k.root != k.root:
+			return err
+		case errors.As(err, &held):
+			last = err
+		}
+		next := pause
+		if pause = min(2*pause, seldomLook); held != nil && held.ReservedForWaiter {
+			next = held.RetryAfter
+		}
+		timer.Reset(next + rand.N(next/8+time.Millisecond))
+	}
+}
+
+// queue takes a place in the queue, unless it is there.
+func (l *lease) queue(ctx context.Context, place string) error {
+	ctx, cancel := context.WithTimeout(ctx, l.b.opt.CallTimeout)
+	defer cancel()
+	there, _, err := l.b.get(ctx, l.k, place, 0)
+	if err == nil && there == "" {
+		_, err = l.b.put(ctx, l.k, place, anything, entryTTL, record{Owner: l.owner})
+	}
+	return err
+}

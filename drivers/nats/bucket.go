@@ -1,0 +1,216 @@
+package nats
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/nats-io/nuid"
+
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/base"
+)
+
+// layout is the version of what is stored, in the bucket's metadata.
+const layout = "1"
+
+// Keys of the bucket's metadata.
+const (
+	metaLayout = "dlock-layout"
+	metaEpoch  = "dlock-epoch"
+)
+
+// A bucket is what a backend knows of its bucket.
+type bucket struct {
+	nc    *nats.Conn
+	js    jetstream.JetStream
+	s     jetstream.Stream
+	root  string // of the subjects, before "$KV." or "$DLOCK."
+	base  uint64 // of the tokens: when the bucket was made, in microseconds
+	ahead time.Duration
+	clock func() time.Time
+	seen  time.Time
+}
+
+// How long markers of ended locks are kept, and how long what is known of the bucket holds.
+const (
+	markerTTL   = 2 * time.Minute
+	bucketLasts = 5 * time.Minute
+)
+
+// opening is a look for the bucket.
+type opening struct {
+	done chan struct{}
+	k    *bucket
+	err  error
+}
+
+// bucket returns the bucket. It is made at the first use, unless it is there. What comes too late for
+// one call serves the next.
+func (b *Backend) bucket(ctx context.Context) (*bucket, error) {
+	b.mu.Lock()
+	if k := b.bound; k != nil && time.Since(k.seen) < bucketLasts {
+		b.mu.Unlock()
+		return k, nil
+	}
+	o := b.opening
+	if o == nil {
+		o = &opening{done: make(chan struct{})}
+		if !b.calls.Go(func(ctx context.Context) { b.look(ctx, o) }) {
+			b.mu.Unlock()
+			return nil, driver.ErrClosed
+		}
+		b.opening = o
+	}
+	b.mu.Unlock()
+	select {
+	case <-o.done:
+		return o.k, o.err
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// look connects and looks for the bucket.
+func (b *Backend) look(ctx context.Context, o *opening) {
+	ctx, cancel := context.WithTimeout(ctx, b.opt.CallTimeout)
+	defer cancel()
+	b.mu.Lock()
+	nc, before := b.conn, b.bound
+	b.mu.Unlock()
+	if nc == nil {
+		nc, o.err = b.dial()
+		o.err = b.explain(o.err)
+	}
+	if o.err == nil {
+		o.k, o.err = b.find(ctx, nc)
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if o.err == nil && (before == nil || before.root != o.k.root) {
+		o.err = b.listen(o.k)
+	}
+	b.conn, b.bound, b.opening = nc, nil, nil
+	if o.err == nil {
+		b.bound = o.k
+	}
+	close(o.done)
+}
+
+// listen hears of waiters, and notes it for leases that they wait for. b.mu is held.
+func (b *Backend) listen(k *bucket) (err error) {
+	if b.queues != nil {
+		_ = b.queues.Unsubscribe() // of the bucket before
+	}
+	b.queues, err = k.nc.Subscribe(k.news("w", ">"), func(m *nats.Msg) {
+		if parts := strings.Split(m.Subject, "."); len(parts) > 4 { // $DLOCK, bucket, epoch, "w", lock
+			b.mu.Lock()
+			defer b.mu.Unlock()
+			if l := b.held[parts[4]]; l != nil {
+				l.contended.Store(true)
+			}
+		}
+	})
+	return b.explain(err)
+}
+
+func (b *Backend) find(ctx context.Context, nc *nats.Conn) (*bucket, error) {
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return nil, err
+	}
+	b.complaint.Store(nil)
+	sent := time.Now()
+	s, err := js.Stream(ctx, "KV_"+b.opt.Bucket)
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		if s, err = b.create(ctx, nc, js); errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) { // another client was first
+			sent = time.Now()
+			s, err = js.Stream(ctx, "KV_"+b.opt.Bucket)
+		}
+	}
+	if errors.Is(err, nats.ErrNoResponders) {
+		return nil, &driver.RefusedError{Reason: "no server answers for JetStream: enable it on the servers and for the account", RetryAfter: time.Second}
+	}
+	if err != nil {
+		return nil, b.explain(err)
+	}
+	info := s.CachedInfo()
+	if err := check(&info.Config); err != nil {
+		return nil, err
+	}
+	k := &bucket{nc: nc, js: js, s: s, root: b.opt.Bucket + "." + info.Config.Metadata[metaEpoch] + ".", base: uint64(info.Created.UnixMicro()), seen: sent, clock: b.clock}
+	k.ahead, _ = base.ClockOffset(info.TimeStamp, sent)
+	k.ahead -= b.clock().Sub(time.Now())
+	return k, nil
+}
+
+func (b *Backend) create(ctx context.Context, nc *nats.Conn, js jetstream.JetStream) (jetstream.Stream, error) {
+	if v := nc.ConnectedServerVersion(); !newEnough(v) {
+		return nil, &driver.RefusedError{Reason: "the server is NATS " + strconv.Quote(v) + ", which has no TTL of messages: upgrade to 2.11 or newer"}
+	}
+	epoch := nuid.Next()
+	root := b.opt.Bucket + "." + epoch + ".>"
+	c := jetstream.StreamConfig{
+		Name: "KV_" + b.opt.Bucket, Description: "locks of dlock", Subjects: []string{"$KV." + root},
+		Discard: jetstream.DiscardNew, Replicas: b.opt.Replicas, MaxMsgsPerSubject: 1, MaxMsgSize: maxMessage,
+		AllowMsgTTL: true, SubjectDeleteMarkerTTL: markerTTL, AllowRollup: true,
+		RePublish: &jetstream.RePublish{Source: "$KV." + root, Destination: "$DLOCK." + root},
+		Metadata:  map[string]string{metaLayout: layout, metaEpoch: epoch},
+	}
+	if c.Replicas == 0 && nc.ConnectedClusterName() != "" {
+		c.Replicas = 3
+	}
+	return js.CreateStream(ctx, c)
+}
+
+// newEnough reports whether a server's version is 2.11 or newer.
+func newEnough(version string) bool {
+	parts := strings.SplitN(version, ".", 3)
+	if len(parts) < 2 {
+		return false
+	}
+	major, err1 := strconv.Atoi(parts[0])
+	minor, err2 := strconv.Atoi(parts[1])
+	return err1 == nil && err2 == nil && (major > 2 || major == 2 && minor >= 11)
+}
+
+const anew = ": delete it while no lock is held, and this driver makes it anew"
+
+// check refuses a bucket on which locks would be lost or kept for ever.
+func check(c *jetstream.StreamConfig) error {
+	refuse := func(format string, args ...any) error {
+		return &driver.RefusedError{Reason: fmt.Sprintf("the bucket %s ", strconv.Quote(strings.TrimPrefix(c.Name, "KV_"))) + fmt.Sprintf(format, args...)}
+	}
+	epoch := c.Metadata[metaEpoch]
+	switch found := c.Metadata[metaLayout]; {
+	case found == "":
+		return refuse("was not made by this driver: name another bucket")
+	case found != layout:
+		return refuse("has layout %s, and this release knows layout %s: use the release that wrote it", strconv.Quote(found), layout)
+	case !c.AllowMsgTTL || c.SubjectDeleteMarkerTTL <= 0:
+		return refuse("keeps no TTLs" + anew)
+	case c.MaxMsgsPerSubject != 1 || c.MaxAge != 0 || c.Retention != jetstream.LimitsPolicy || c.Discard != jetstream.DiscardNew && (c.MaxMsgs > 0 || c.MaxBytes > 0):
+		return refuse("has limits by which the server may forget locks" + anew)
+	case epoch == "" || strings.ContainsAny(epoch, ".*> \t\r\n") || c.RePublish == nil || c.Sealed || c.NoAck || c.AllowDirect || c.DenyPurge:
+		return refuse("was changed" + anew)
+	}
+	return nil
+}
+
+// subject returns the subject of something stored: its kind is "k" for a lock and "w" for a waiter.
+func (k *bucket) subject(kind, rest string) string { return "$KV." + k.root + kind + "." + rest }
+
+// news returns the subject on which the server tells what it has stored under a subject.
+func (k *bucket) news(kind, rest string) string { return "$DLOCK." + k.root + kind + "." + rest }
+
+// now is the server's clock.
+func (k *bucket) now() time.Time { return k.clock().Add(k.ahead) }
+
+// name returns a key as one token of a subject, percent-encoded: at most 1536 bytes.
+func name(key string) string { return strings.ReplaceAll(url.QueryEscape(key), ".", "%2E") }

@@ -1,0 +1,216 @@
+package nats
+
+import (
+	"crypto/tls"
+	"regexp"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nuid"
+
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/base"
+	"github.com/redlock-go/redlock/driver/dsn"
+)
+
+// The server counts TTLs in whole seconds. maxTTL is a bound of this driver, which finds typing
+// errors.
+const (
+	minTTL = time.Second
+	maxTTL = 24 * time.Hour
+)
+
+const (
+	defaultBucket      = "dlock"
+	defaultCallTimeout = time.Second
+)
+
+// Driver opens backends by URL. The zero Driver is ready.
+type Driver struct{}
+
+var _ driver.Driver = Driver{}
+
+// Open reads cfg.DSN (see the package's documentation). Its only I/O is reading certificates.
+func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
+	u, err := dsn.Parse(cfg.DSN, "4222", "nats", "tls")
+	if err != nil {
+		return nil, err
+	}
+	opt := Options{Prefix: cfg.Prefix, Notify: cfg.Notify, Bucket: strings.TrimPrefix(u.Path, "/")}
+	opt.CallTimeout = u.Params.Duration("call_timeout", defaultCallTimeout, 10*time.Millisecond)
+	opt.Replicas = u.Params.Int("replicas", 0, 1, 5)
+	creds := u.Params.String("creds", "")
+	secure, err := u.Params.TLS(u.Scheme == "tls")
+	if err != nil {
+		return nil, err
+	}
+	if err := u.Params.Err(); err != nil {
+		return nil, err
+	}
+	if u.Password != "" && u.User == "" {
+		return nil, driver.Invalid("URL", "has a password and no user")
+	}
+	b, err := newBackend(&opt)
+	if err != nil {
+		return nil, err
+	}
+	b.address = u.String()
+	b.dial = func() (*nats.Conn, error) { return dial(u, creds, secure, b) }
+	return b, nil
+}
+
+// dial makes a connection with settings for locks: it goes on connecting for ever, and keeps no
+// request for a server that it does not reach, since nobody could tell when such a request arrives.
+func dial(u *dsn.URL, creds string, secure *tls.Config, b *Backend) (*nats.Conn, error) {
+	o := nats.GetDefaultOptions()
+	for _, host := range u.Hosts {
+		o.Servers = append(o.Servers, "nats://"+host)
+	}
+	o.Name, o.Timeout = "dlock", b.opt.CallTimeout*3/4
+	o.MaxReconnect, o.ReconnectWait, o.ReconnectJitter, o.ReconnectBufSize = -1, 50*time.Millisecond, 100*time.Millisecond, -1
+	o.PingInterval, o.MaxPingsOut, o.IgnoreAuthErrorAbort = 5*time.Second, 2, true
+	o.DisconnectedErrCB = func(_ *nats.Conn, err error) { b.disconnected(err) }
+	o.AsyncErrorCB = func(_ *nats.Conn, _ *nats.Subscription, err error) { b.complaint.Store(&err) }
+	if secure != nil {
+		o.Secure, o.TLSConfig = true, secure
+	}
+	switch {
+	case creds != "":
+		if err := nats.UserCredentials(creds)(&o); err != nil {
+			return nil, err
+		}
+	case u.Password == "":
+		o.Token = u.User
+	default:
+		o.User, o.Password = u.User, u.Password
+	}
+	return o.Connect()
+}
+
+// Options are the settings of a backend. The zero value of each field is its default, and so is a
+// nil *Options.
+type Options struct {
+	// Prefix goes before every key.
+	Prefix string
+	// Notify receives background notices; see driver.Config.Notify.
+	Notify func(driver.Notice)
+	// Bucket is the bucket of JetStream that has the locks; "dlock" by default.
+	Bucket string
+	// Replicas is how many servers keep the bucket, if this backend makes it: 1 to 5. By default it
+	// is 3 in a cluster, and 1 on a lone server.
+	Replicas int
+	// CallTimeout bounds one attempt, renewal or release; 1 s by default.
+	CallTimeout time.Duration
+
+	_ struct{}
+}
+
+// Backend grants locks of one bucket.
+type Backend struct {
+	opt       Options
+	about     driver.Info
+	address   string
+	dial      func() (*nats.Conn, error) // nil: the caller's own connection
+	clock     func() time.Time           // time.Now; tests replace it
+	id        string                     // of this backend, in the names of its waiters
+	number    atomic.Uint64              // of the next waiter
+	complaint atomic.Pointer[error]      // what the server said last beside its answers
+
+	calls base.Calls
+
+	mu      sync.Mutex
+	conn    *nats.Conn
+	bound   *bucket // nil: it must be looked for
+	opening *opening
+	queues  *nats.Subscription // news of all waiters
+	held    map[string]*lease  // by the name of the lock
+	freed   map[string]uint64  // the number of the message that freed the lock, by its name
+}
+
+var (
+	_ driver.Backend   = (*Backend)(nil)
+	_ driver.Inspector = (*Backend)(nil)
+	_ driver.Admin     = (*Backend)(nil)
+)
+
+// New returns a backend that uses the application's connection, which it never closes. A
+// connection that keeps requests while it is disconnected (nats.ReconnectBufSize) may deliver an
+// attempt late; what it takes is given back.
+func New(nc *nats.Conn, o *Options) (*Backend, error) {
+	if nc == nil {
+		return nil, driver.Invalid("connection", "is nil")
+	}
+	b, err := newBackend(o)
+	if err != nil {
+		return nil, err
+	}
+	b.conn = nc
+	b.address = "nats:" + b.opt.Bucket
+	return b, nil
+}
+
+var validBucket = regexp.MustCompile(`^[a-zA-Z0-9_-]{1,64}$`)
+
+func newBackend(o *Options) (*Backend, error) {
+	var opt Options
+	if o != nil {
+		opt = *o
+	}
+	if opt.Bucket == "" {
+		opt.Bucket = defaultBucket
+	}
+	if opt.CallTimeout == 0 {
+		opt.CallTimeout = defaultCallTimeout
+	}
+	if err := base.CheckPrefix(opt.Prefix); err != nil {
+		return nil, err
+	}
+	switch {
+	case !validBucket.MatchString(opt.Bucket):
+		return nil, driver.Invalid("bucket", "must have 1 to 64 letters, digits, '-' and '_'")
+	case opt.CallTimeout < 10*time.Millisecond:
+		return nil, driver.Invalid("call_timeout", "must be at least 10ms")
+	case opt.Replicas < 0 || opt.Replicas > 5:
+		return nil, driver.Invalid("replicas", "must be 1 to 5")
+	}
+	b := &Backend{opt: opt, clock: time.Now, id: nuid.Next(), held: map[string]*lease{}, freed: map[string]uint64{},
+		about: driver.Info{
+			Name:     "nats",
+			Features: driver.FeatureFencing | driver.FeatureQueueing | driver.FeatureOrdered,
+			MinTTL:   minTTL, MaxTTL: maxTTL,
+		}}
+	b.calls.Name, b.calls.Timeout = "nats", opt.CallTimeout
+	return b, nil
+}
+
+// Info describes the backend.
+func (b *Backend) Info() driver.Info { return b.about }
+
+// String returns the servers' addresses and the bucket, without any secret.
+func (b *Backend) String() string { return b.address }
+
+// Close ends the backend. It does not release held leases. It waits for the clean-up under way, for
+// about the call timeout at most.
+func (b *Backend) Close() error {
+	if !b.calls.Close() {
+		return nil
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.queues != nil {
+		_ = b.queues.Unsubscribe() // the connection may have ended
+	}
+	if b.conn != nil && b.dial != nil { // nobody makes one any more
+		b.conn.Close()
+	}
+	return nil
+}
+
+func (b *Backend) disconnected(err error) {
+	if b.opt.Notify != nil && err != nil && !b.calls.Closed() {
+		b.opt.Notify(driver.Notice{Kind: driver.NoticeDisconnected, Node: b.address, Err: oneLine(err)})
+	}
+}

@@ -1,0 +1,101 @@
+package nats
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+// JetStream's errors that have no name in its client.
+const (
+	codeNoPeers         jetstream.ErrorCode = 10005
+	codeNoResources     jetstream.ErrorCode = 10023
+	codeStorageFull     jetstream.ErrorCode = 10047
+	codeReplicas        jetstream.ErrorCode = 10074
+	codeStoreFailed     jetstream.ErrorCode = 10077
+	codeConcurrentWrite jetstream.ErrorCode = 10164
+	codeNoTTL           jetstream.ErrorCode = 10166
+)
+
+// An unsentError says that a request certainly had no effect, and will have none.
+type unsentError struct{ error }
+
+func (e *unsentError) Unwrap() error { return e.error }
+
+// errConflict says that the last message of a subject is another one: nothing was stored.
+var errConflict = errors.New("another client was first")
+
+// noEffect reports whether a request with this error certainly had no effect, and will have none.
+func noEffect(err error) bool {
+	var unsent *unsentError
+	var answer *jetstream.APIError
+	return errors.Is(err, errConflict) || errors.Is(err, driver.ErrRefused) || errors.As(err, &unsent) || errors.As(err, &answer)
+}
+
+// explain returns the error of this driver for one of the client's.
+func (b *Backend) explain(err error) error {
+	if err == nil {
+		return nil
+	}
+	refused := func(wait time.Duration, reason string) error {
+		return &driver.RefusedError{Reason: reason, RetryAfter: wait, Err: oneLine(err)}
+	}
+	var api *jetstream.APIError
+	errors.As(err, &api)
+	said := b.complaint.Load()
+	switch {
+	case said != nil && errors.Is(*said, nats.ErrPermissionViolation):
+		err = *said
+		return refused(0, "the user lacks a permission: see the package's documentation")
+	case errors.Is(err, nats.ErrAuthorization), errors.Is(err, nats.ErrAuthExpired), errors.Is(err, nats.ErrAccountAuthExpired):
+		return refused(0, "the server refuses the user or the password")
+	case errors.Is(err, nats.ErrReconnectBufExceeded):
+		return &unsentError{fmt.Errorf("no connection to %s", b.address)}
+	case errors.Is(err, nats.ErrNoResponders), errors.Is(err, jetstream.ErrNoStreamResponse):
+		b.forget()
+		return &unsentError{fmt.Errorf("no server of %s has the bucket, or its servers elect a leader", b.address)}
+	case api == nil:
+		return oneLine(err)
+	}
+	switch api.ErrorCode {
+	case jetstream.JSErrCodeStreamWrongLastSequence, codeConcurrentWrite:
+		return errConflict
+	case jetstream.JSErrCodeStreamNotFound:
+		b.forget()
+	case jetstream.JSErrCodeJetStreamNotEnabled, jetstream.JSErrCodeJetStreamNotEnabledForAccount:
+		return refused(0, "JetStream is off: enable it on the server and for the account")
+	case codeNoTTL:
+		return refused(0, "the bucket keeps no TTLs"+anew)
+	case codeNoResources, codeStorageFull, codeStoreFailed:
+		return refused(time.Second, "JetStream has no room: raise its limits or free storage")
+	case codeNoPeers, codeReplicas:
+		return refused(time.Second, "the cluster has too few servers for the bucket's replicas")
+	}
+	return oneLine(err)
+}
+
+// forget looks for the bucket again at the next call: it may have been deleted, and made anew.
+func (b *Backend) forget() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.bound = nil
+}
+
+// oneLine keeps what a server said on one line, within bounds.
+func oneLine(err error) error {
+	text := strings.Join(strings.Fields(err.Error()), " ")
+	if len(text) > 300 {
+		text = text[:300] + "…"
+	}
+	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) || text == err.Error() {
+		return err
+	}
+	return errors.New(text)
+}

@@ -1,0 +1,131 @@
+package nats
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/base"
+)
+
+// A lease is one acquisition. Only one attempt, renewal or release of it goes on at a time.
+type lease struct {
+	b           *Backend
+	k           *bucket
+	lock, owner string // lock is the name of the key
+	ttl         time.Duration
+	grant       driver.Grant
+	seq         uint64 // of the message that has the lock
+	since       time.Time
+	contended   atomic.Bool // others may wait
+	place       string      // that it had in the queue, which may still be there
+}
+
+// granted notes that the lock was taken by this message.
+func (l *lease) granted(seq uint64, start time.Time) {
+	l.seq, l.since = seq, l.k.now()
+	l.grant = driver.Grant{Fence: l.k.base + seq, Expires: driver.Expires(start, l.ttl), Clock: l.since}
+	l.b.mu.Lock()
+	l.b.held[l.lock] = l
+	delete(l.b.freed, l.lock)
+	l.b.mu.Unlock()
+}
+
+// ended notes that the lease has no lock any more; seq is the number of the message that freed the
+// lock for anybody, or 0.
+func (l *lease) ended(seq uint64) {
+	l.b.mu.Lock()
+	defer l.b.mu.Unlock()
+	if l.b.held[l.lock] == l {
+		delete(l.b.held, l.lock)
+	}
+	if seq != 0 {
+		if len(l.b.freed) >= mostFreed {
+			clear(l.b.freed)
+		}
+		l.b.freed[l.lock] = seq
+	}
+}
+
+// mostFreed is how many locks a backend remembers that it has freed: it takes one of them again
+// without looking.
+const mostFreed = 10000
+
+// guess returns the likely number of a lock's last message, if the lock is free.
+func (b *Backend) guess(lock string) uint64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.freed[lock]
+}
+
+// change replaces the message that has the lock, if this lease still has it.
+func (l *lease) change(ctx context.Context, ttl time.Duration, r record) (uint64, error) {
+	for {
+		seq, err := l.b.put(ctx, l.k, l.k.subject("k", l.lock), l.seq, ttl, r)
+		var unsent *unsentError
+		if errors.As(err, &unsent) && l.gone(ctx) {
+			l.ended(0)
+			return 0, driver.ErrLost
+		}
+		if !errors.Is(err, errConflict) {
+			return seq, err
+		}
+		// An earlier renewal may have taken effect without an answer.
+		last, err := l.b.last(ctx, l.k, l.lock)
+		if err == nil && (last.Owner != l.owner || last.fence(l.k) != l.grant.Fence) {
+			if err = l.b.confirm(ctx, l.k, l.lock, last.seq); err == nil {
+				l.ended(0)
+				return 0, driver.ErrLost
+			}
+		}
+		if err != nil && !errors.Is(err, errConflict) {
+			return 0, err
+		}
+		if err == nil {
+			l.seq = last.seq
+		}
+	}
+}
+
+// gone reports whether the bucket with the lock was deleted, and made anew.
+func (l *lease) gone(ctx context.Context) bool {
+	k, err := l.b.bucket(ctx)
+	return err == nil && k.root != l.k.root
+}
+
+func (l *lease) renew(call *base.Call, r *driver.Renewal) (driver.Grant, error) {
+	start := time.Now()
+	seq, err := l.change(call, r.TTL, record{Owner: l.owner, Token: l.grant.Fence, Since: l.since.UnixMicro()})
+	if err != nil {
+		return l.grant, err
+	}
+	l.seq = seq
+	l.grant.Expires, l.grant.Clock = driver.Expires(start, r.TTL), l.k.now()
+	return l.grant, nil
+}
+
+// release frees the lock, and keeps it for the first waiter for a moment if there is one.
+func (l *lease) release(call *base.Call) error {
+	var free record
+	if l.contended.Load() {
+		next, seq, err := l.b.first(call, l.k, l.lock, 1)
+		if err == nil && next != "" && next == l.place {
+			next, _, err = l.b.first(call, l.k, l.lock, seq+1)
+		}
+		if err != nil {
+			return err
+		}
+		free.Next = next
+	}
+	seq, err := l.change(call, markerTTL, free)
+	if err != nil {
+		return err
+	}
+	if free.Next != "" {
+		seq = 0
+	}
+	l.ended(seq)
+	return nil
+}

@@ -1,0 +1,295 @@
+package nats_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	client "github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/redlock-go/redlock/dlock"
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/internal/drivertest"
+	"github.com/redlock-go/redlock/drivers/nats"
+	"github.com/redlock-go/redlock/redlocktest/server"
+)
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// refusal is the reason of a refusal, and empty for any other error.
+func refusal(err error) string {
+	var no *driver.RefusedError
+	if errors.As(err, &no) {
+		return no.Reason
+	}
+	return ""
+}
+
+func acquire(t testing.TB, b driver.Backend, key string) (driver.Lease, error) {
+	return b.Acquire(t.Context(), drivertest.NewRequest(key, time.Minute))
+}
+
+func TestURLsAreChecked(t *testing.T) {
+	for url, part := range map[string]string{
+		"nats://a/x.y":                    "bucket",
+		"nats://a/b/c":                    "bucket",
+		"nats://a/?replicas=6":            "replicas",
+		"nats://a/?call_timeout=1ms":      "call_timeout",
+		"nats://a/?nothing=1":             "nothing",
+		"nats://a/?ca=/etc/ca.pem":        "ca",
+		"nats://:secret@a/":               "URL",
+		"tls://a/?ca=/nowhere/at/all.pem": "ca",
+	} {
+		_, err := nats.Driver{}.Open(&driver.Config{DSN: url})
+		var bad *driver.InvalidError
+		if !errors.As(err, &bad) || !strings.Contains(bad.What, part) || strings.Contains(err.Error(), "secret") {
+			t.Errorf("%s: %v", url, err)
+		}
+	}
+	if _, err := nats.New(nil, nil); !errors.Is(err, driver.ErrInvalid) {
+		t.Errorf("New without a connection: %v", err)
+	}
+}
+
+// A bucket on which locks would be lost, or kept for ever, is refused by its name.
+func TestBucketsThatForgetAreRefused(t *testing.T) {
+	g := server.NATS(t, 1)
+	must(t, jetStream(g, func(ctx context.Context, js jetstream.JetStream) error {
+		_, err := js.CreateKeyValue(ctx, jetstream.KeyValueConfig{Bucket: "theirs"})
+		return err
+	}))
+	_, err := acquire(t, open(t, "nats://"+g.Addrs()[0]+"/theirs"), "k")
+	if !strings.Contains(refusal(err), `"theirs" was not made by this driver`) {
+		t.Errorf("another program's bucket: %v", err)
+	}
+	first, err := acquire(t, open(t, urlOf(g.Addrs())), "k")
+	must(t, err)
+	must(t, first.Release(t.Context()))
+	for says, spoil := range map[string]func(c *jetstream.StreamConfig){
+		"keeps no TTLs":  func(c *jetstream.StreamConfig) { c.SubjectDeleteMarkerTTL = 0 },
+		"may forget":     func(c *jetstream.StreamConfig) { c.MaxAge = time.Hour },
+		"was changed":    func(c *jetstream.StreamConfig) { c.RePublish = nil },
+		`has layout "2"`: func(c *jetstream.StreamConfig) { c.Metadata["dlock-layout"] = "2" },
+	} {
+		var before jetstream.StreamConfig
+		must(t, change(g, func(c *jetstream.StreamConfig) {
+			before = *c
+			before.Metadata = map[string]string{"dlock-layout": "1", "dlock-epoch": c.Metadata["dlock-epoch"]}
+			spoil(c)
+		}))
+		if _, err := acquire(t, open(t, urlOf(g.Addrs())), "k"); !strings.Contains(refusal(err), says) {
+			t.Errorf("%q: %v", says, err)
+		}
+		must(t, change(g, func(c *jetstream.StreamConfig) { *c = before }))
+	}
+}
+
+// What a server refuses for good is a refusal that says what to do, and not an outage.
+func TestServersThatRefuse(t *testing.T) {
+	for name, c := range map[string]struct {
+		conf, user, says string
+	}{
+		"JetStream is off": {conf: "debug: false", user: "", says: "enable it on the servers"},
+		"no user":          {conf: `authorization { users = [{user: app, password: pw}] }`, user: "app:wrong@", says: "the user or the password"},
+		"no permission": {conf: `jetstream { store_dir: "{data}" }
+			authorization { users = [{user: app, password: pw, permissions: {publish: ["$JS.API.STREAM.INFO.KV_dlock", "$JS.API.STREAM.CREATE.KV_dlock"]}}] }`, user: "app:pw@", says: "lacks a permission"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := startWith(t, c.conf)
+			b := open(t, "nats://"+c.user+s.Addr()+"?call_timeout=3s")
+			_, err := acquire(t, b, "k")
+			if !strings.Contains(refusal(err), c.says) || strings.Contains(fmt.Sprint(err), "wrong@") {
+				t.Errorf("%v", err)
+			}
+		})
+	}
+}
+
+// A lease whose bucket was deleted is lost, and the bucket that is made anew gives larger tokens.
+func TestADeletedBucketLosesItsLocks(t *testing.T) {
+	g := server.NATS(t, 1)
+	b := open(t, urlOf(g.Addrs()))
+	l, err := acquire(t, b, "k")
+	must(t, err)
+	must(t, jetStream(g, func(ctx context.Context, js jetstream.JetStream) error { return js.DeleteStream(ctx, "KV_dlock") }))
+	if _, err := l.Renew(t.Context(), &driver.Renewal{TTL: time.Minute}); !errors.Is(err, driver.ErrLost) {
+		t.Errorf("Renew: %v", err)
+	}
+	next, err := drivertest.Acquire(t, b, drivertest.NewRequest("k", time.Minute))
+	must(t, err)
+	if next.Grant().Fence <= l.Grant().Fence {
+		t.Errorf("token %d after %d", next.Grant().Fence, l.Grant().Fence)
+	}
+}
+
+// Three servers: while the leader is killed or paused in turn, and while all are restarted, no token
+// falls, and a lock that is held is nobody else's.
+func TestTokensRiseThroughTheLossOfLeaders(t *testing.T) {
+	server.Deep(t)
+	g := server.NATS(t, 3)
+	b := open(t, urlOf(g.Addrs())+"?call_timeout=5s")
+	var last uint64
+	step := func(what string) {
+		t.Helper()
+		l := drivertest.Grant(t, b, drivertest.NewRequest("k", time.Minute))
+		if l.Grant().Fence <= last {
+			t.Errorf("%s: token %d after %d", what, l.Grant().Fence, last)
+		}
+		last = l.Grant().Fence
+		if _, err := b.Acquire(t.Context(), drivertest.NewRequest("k", time.Minute)); err == nil {
+			t.Errorf("%s: two holders", what)
+		}
+		drivertest.Release(t, l)
+	}
+	step("at first")
+	for i, s := range g.Nodes {
+		must(t, s.Kill())
+		step(fmt.Sprint("killed server ", i))
+		must(t, s.Start())
+		must(t, s.Pause())
+		step(fmt.Sprint("paused server ", i))
+		must(t, s.Resume())
+	}
+	must(t, g.Kill())
+	must(t, g.Start())
+	step("all restarted")
+}
+
+func TestCheckTellsWhatIsWeak(t *testing.T) {
+	g := server.NATS(t, 1)
+	must(t, jetStream(g, func(ctx context.Context, js jetstream.JetStream) error {
+		b := open(t, urlOf(g.Addrs()))
+		if _, err := b.Check(ctx); err != nil { // makes the bucket
+			return err
+		}
+		s, err := js.Stream(ctx, "KV_dlock")
+		if err != nil {
+			return err
+		}
+		c := s.CachedInfo().Config
+		c.Storage = jetstream.MemoryStorage
+		if err := js.DeleteStream(ctx, "KV_dlock"); err != nil {
+			return err
+		}
+		_, err = js.CreateStream(ctx, c)
+		return err
+	}))
+	found, err := open(t, urlOf(g.Addrs())).Check(t.Context())
+	must(t, err)
+	codes := map[string]driver.Severity{}
+	for _, d := range found {
+		codes[d.Code] = d.Severity
+	}
+	if codes["memory-storage"] != driver.SeverityUnsafe || codes["few-replicas"] != driver.SeverityWarning {
+		t.Errorf("findings: %+v", found)
+	}
+}
+
+// An application's own connection is used, and stays open. TLS is asked for by the scheme.
+func TestConnections(t *testing.T) {
+	g := server.NATS(t, 1)
+	nc, err := client.Connect("nats://" + g.Addrs()[0])
+	must(t, err)
+	defer nc.Close()
+	b, err := nats.New(nc, &nats.Options{Bucket: "mine"})
+	must(t, err)
+	l, err := acquire(t, b, "a key * of > any. bytes\x00")
+	must(t, err)
+	must(t, l.Release(t.Context()))
+	must(t, b.Close())
+	if !nc.IsConnected() {
+		t.Error("Close closed the application's connection")
+	}
+
+	secure := server.NATS(t, 1, server.WithTLS())
+	lock, err := dlock.OpenURL("tls://" + secure.Addrs()[0] + "?ca=" + secure.Nodes[0].CAFile())
+	must(t, err)
+	defer lock.Close() //nolint:errcheck // of a test
+	must(t, dlock.Do(t.Context(), lock, "k", func(context.Context) error { return nil }))
+}
+
+// A thousand waiters on a hundred keys, of four clients: what they ask while nothing happens, and how
+// many requests a handoff takes.
+func TestAThousandWaiters(t *testing.T) {
+	server.Deep(t)
+	const keys, each, clients = 100, 10, 4
+	g := server.NATS(t, 1)
+	var all []driver.Backend
+	var conns []*client.Conn
+	for range clients {
+		nc, err := client.Connect("nats://" + g.Addrs()[0])
+		must(t, err)
+		defer nc.Close()
+		b, err := nats.New(nc, &nats.Options{CallTimeout: time.Minute})
+		must(t, err)
+		defer b.Close() //nolint:errcheck // of a test
+		all, conns = append(all, b), append(conns, nc)
+	}
+	sent := func() (n uint64) {
+		for _, nc := range conns {
+			n += nc.Stats().OutMsgs
+		}
+		return n
+	}
+	var held []driver.Lease
+	for k := range keys {
+		l, err := all[k%clients].Acquire(t.Context(), drivertest.NewRequest(fmt.Sprint("k", k), time.Hour))
+		must(t, err)
+		held = append(held, l)
+	}
+	var done sync.WaitGroup
+	var mu sync.Mutex
+	order := map[int][]int{} // the tokens of each key, in the order of their grants
+	for i := range keys * each {
+		done.Go(func() {
+			req := drivertest.NewRequest(fmt.Sprint("k", i%keys), time.Hour)
+			req.Wait = true
+			l, err := all[i/keys%clients].Acquire(t.Context(), req)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			mu.Lock()
+			order[i%keys] = append(order[i%keys], int(l.Grant().Fence))
+			mu.Unlock()
+			if err := l.Release(t.Context()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	for { // until all of them wait
+		waiting := 0
+		for k := range keys {
+			s, err := all[0].(driver.Inspector).Lookup(t.Context(), fmt.Sprint("k", k))
+			must(t, err)
+			waiting += s.Waiters
+		}
+		if waiting == keys*each {
+			break
+		}
+	}
+	time.Sleep(30 * time.Second) // their looks become seldom
+	before, from := sent(), time.Now()
+	time.Sleep(15 * time.Second)
+	idle := float64(sent()-before) / time.Since(from).Seconds()
+	before, from = sent(), time.Now()
+	for _, l := range held {
+		must(t, l.Release(t.Context()))
+	}
+	done.Wait()
+	t.Logf("%d waiters: %.0f requests a second while idle; %.1f messages a handoff, %d handoffs in %v",
+		keys*each, idle, float64(sent()-before)/(keys*each), keys*each, time.Since(from).Round(time.Millisecond))
+	if idle > keys*each/4 {
+		t.Errorf("%.0f requests a second while nothing happens", idle)
+	}
+}

@@ -1,0 +1,165 @@
+package nats
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"strconv"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+// maxMessage bounds what is stored in one message: an owner is much shorter.
+const maxMessage = 4096
+
+// A record is the last message about a lock.
+type record struct {
+	Owner string `json:"owner,omitempty"`    // empty: the lock is free
+	Token uint64 `json:"token,omitempty"`    // zero in the message that took the lock: see fence
+	Since int64  `json:"since_us,omitempty"` // zero in that message: then it is the message's time
+	Next  string `json:"next,omitempty"`     // of a free lock: the waiter for whom it is kept
+
+	seq     uint64 // zero: there is no message
+	at      time.Time
+	ttl     time.Duration
+	expired bool // the server ended the lock
+}
+
+// fence is the token: the bucket's base and the number of the message that took the lock.
+func (r *record) fence(k *bucket) uint64 {
+	if r.Token != 0 {
+		return r.Token
+	}
+	return k.base + r.seq
+}
+
+func (r *record) since() time.Time {
+	if r.Since != 0 {
+		return time.UnixMicro(r.Since)
+	}
+	return r.at
+}
+
+// left is how long the lock lasts unless it is renewed.
+func (r *record) left(k *bucket) time.Duration { return max(r.at.Add(r.ttl).Sub(k.now()), 0) }
+
+// keptFor is how much longer a free lock is kept for a waiter.
+func (r *record) keptFor(k *bucket) time.Duration {
+	return min(max(r.at.Add(reserve).Sub(k.now()), 0), reserve)
+}
+
+func (r *record) holder(k *bucket) driver.Holder {
+	return driver.Holder{Owner: r.Owner, Fence: r.fence(k), Since: r.since(), TTL: r.left(k)}
+}
+
+func (r *record) held(k *bucket) *driver.HeldError {
+	return &driver.HeldError{Holder: r.Owner, RetryAfter: r.left(k), Since: r.since(), Clock: k.now()}
+}
+
+// The headers of messages that this driver writes or reads.
+const (
+	headerTTL        = "Nats-TTL"
+	headerExpected   = "Nats-Expected-Last-Subject-Sequence"
+	headerExpectedOf = "Nats-Expected-Last-Subject-Sequence-Subject"
+	headerMarker     = "Nats-Marker-Reason"
+	headerOp         = "KV-Operation"
+)
+
+// parse reads a message about a lock. What is not understood is a lock of somebody unknown.
+func parse(header nats.Header, data []byte) record {
+	var r record
+	if header.Get(headerMarker) != "" {
+		r.expired = true
+		return r
+	}
+	free := header.Get(headerOp) != ""
+	if len(data) > maxMessage || json.Unmarshal(data, &r) != nil || !free && r.Owner == "" {
+		r = record{Owner: "unknown"}
+	}
+	if free {
+		r.Owner, r.Token, r.Since = "", 0, 0
+	}
+	if ttl, err := time.ParseDuration(header.Get(headerTTL)); err == nil {
+		r.ttl = min(max(ttl, 0), 2*maxTTL)
+	}
+	return r
+}
+
+// get returns a message: the last one of a subject, or with from the first one of subjects whose
+// number is at least from. The leader of the bucket answers, so that a server that lags behind does
+// not.
+func (b *Backend) get(ctx context.Context, k *bucket, subject string, from uint64) (subjectOf string, r record, err error) {
+	b.complaint.Store(nil)
+	var m *jetstream.RawStreamMsg
+	if from > 0 {
+		m, err = k.s.GetMsg(ctx, from, jetstream.WithGetMsgSubject(subject))
+	} else {
+		m, err = k.s.GetLastMsgForSubject(ctx, subject)
+	}
+	if errors.Is(err, jetstream.ErrMsgNotFound) {
+		return "", r, nil
+	}
+	if err != nil {
+		return "", r, b.explain(err)
+	}
+	r = parse(m.Header, m.Data)
+	r.seq, r.at = m.Sequence, m.Time
+	return m.Subject, r, nil
+}
+
+// last returns the last record of a lock.
+func (b *Backend) last(ctx context.Context, k *bucket, lock string) (record, error) {
+	_, r, err := b.get(ctx, k, k.subject("k", lock), 0)
+	return r, err
+}
+
+// anything is for put: the last message may be any.
+const anything = ^uint64(0)
+
+// put stores a message, if the last one of its subject has this number; 0: if there is none. It
+// returns the number of the new one, which is larger than that of every message before.
+func (b *Backend) put(ctx context.Context, k *bucket, subject string, expected uint64, ttl time.Duration, r record) (uint64, error) {
+	m := nats.NewMsg(subject)
+	m.Header.Set(headerTTL, strconv.FormatInt(int64((ttl+time.Second-1)/time.Second), 10)+"s")
+	if expected != anything {
+		m.Header.Set(headerExpected, strconv.FormatUint(expected, 10))
+	}
+	if r.Owner == "" {
+		m.Header.Set(headerOp, "DEL")
+	}
+	var err error
+	if m.Data, err = json.Marshal(&r); err != nil {
+		return 0, err
+	}
+	b.complaint.Store(nil)
+	ack, err := k.js.PublishMsg(ctx, m, jetstream.WithRetryAttempts(0))
+	if err != nil {
+		return 0, b.explain(err)
+	}
+	return ack.Sequence, nil
+}
+
+// confirm returns nil if a majority agrees that the last message of a lock has this number, and
+// errConflict if it has another one. (A leader that was cut off answers get from old data.) Without a
+// lock it only asks whether a majority serves.
+func (b *Backend) confirm(ctx context.Context, k *bucket, lock string, seq uint64) error {
+	m := nats.NewMsg(k.subject("c", b.id))
+	m.Header.Set(headerTTL, "1s")
+	if lock != "" {
+		m.Header.Set(headerExpected, strconv.FormatUint(seq, 10))
+		m.Header.Set(headerExpectedOf, k.subject("k", lock))
+	}
+	b.complaint.Store(nil)
+	_, err := k.js.PublishMsg(ctx, m, jetstream.WithRetryAttempts(0))
+	return b.explain(err)
+}
+
+// purge deletes the messages of subjects, which may have wildcards.
+func (b *Backend) purge(ctx context.Context, k *bucket, subjects string) error {
+	b.complaint.Store(nil)
+	return b.explain(k.s.Purge(ctx, jetstream.WithPurgeSubject(subjects)))
+}
