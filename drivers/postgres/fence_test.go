@@ -218,7 +218,7 @@ func promote(t *testing.T, ahead time.Duration) {
 	run(t, replica, "ALTER SYSTEM SET primary_conninfo = ''", "SELECT pg_reload_conf()")
 	eventually(t, "the standby follows no more", func() bool { return count(t, replica, "SELECT count(*) FROM pg_stat_wal_receiver") == 0 })
 	highest := uint64(0)
-	for range 500 { // quickly, so that the sequence is only a little behind the clock
+	for range 300 { // quickly, so that the sequence is only a little behind the clock
 		highest = max(highest, token(t, b))
 	}
 	held := must(t, opener(t, url), request("k", time.Minute))

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -92,10 +93,7 @@ func TestLookupTellsWhoHoldsAndWhoWaits(t *testing.T) {
 	l := must(t, b, r)
 	ctx, cancel := context.WithCancel(t.Context())
 	waited := make(chan error)
-	go func() {
-		_, err := a.Acquire(ctx, waiting("k", time.Minute))
-		waited <- err
-	}()
+	go func() { waited <- answered(ctx, a, "k", time.Minute, new(atomic.Bool)) }()
 	drivertest.AwaitWaiters(t, a, "k", 1)
 	for who, from := range map[string]driver.Inspector{"web host/4711 (process ": a, r.Owner: b} {
 		eventually(t, "an answer", func() bool {
@@ -291,8 +289,10 @@ func TestAHolderKilledInTheMiddleOfAStatementIsNoticedByTheCheck(t *testing.T) {
 		t.Fatal(err)
 	}
 	l := must(t, p, request("k", time.Hour))
-	go func() { _, _ = p.Acquire(context.Background(), waiting("other", time.Hour)) }()
+	var killed atomic.Bool
+	go answered(t.Context(), p, "other", time.Hour, &killed) //nolint:errcheck // it is killed
 	drivertest.AwaitWaiters(t, b, "other", 1)
+	killed.Store(true)
 	p.Kill()
 	next := must(t, b, waiting("k", 10*time.Second))
 	if next.Grant().Fence <= l.Grant().Fence {

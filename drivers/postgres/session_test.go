@@ -58,7 +58,7 @@ func TestTenThousandLocksLiveOnFourConnectionsAndFourHeartbeats(t *testing.T) {
 	p := fault.NewProxy(t, shared.s.Addr())
 	b := opener(t, s.through(p.Addr()))
 	const ttl = 10 * time.Minute
-	n := rounds(10_000, 1500)
+	n := rounds(10_000, 1000)
 	leases := takeMany(t, b, n, ttl)
 	if b.Conns() > 4 {
 		t.Errorf("%d connections", b.Conns())
@@ -94,7 +94,7 @@ func TestALossIsToldByReleaseWhenTheLockIsFree(t *testing.T) {
 	s := database(t)
 	db := admin(t, s.URL())
 	a := opener(t, s.URL())
-	leases := takeMany(t, a, rounds(8000, 1500), 5*time.Minute) // so many that it takes the server a while to free them
+	leases := takeMany(t, a, rounds(3000, 1000), 5*time.Minute) // so many that it takes the server a while to free them
 	pids := a.Pids()
 	for _, pid := range pids {
 		count(t, db, "SELECT pg_terminate_backend($1)::int", int64(pid))
@@ -265,7 +265,7 @@ func TestManySharedLeasesAreReleasedAtOnce(t *testing.T) {
 	p := fault.NewProxy(t, shared.s.Addr())
 	b := opener(t, s.through(p.Addr()))
 	const together = 300
-	leases := make([]driver.Lease, 4*together)
+	leases := make([]driver.Lease, 3*together)
 	for i := range leases {
 		leases[i] = must(t, b, sharing("k", time.Hour))
 	}
@@ -401,7 +401,7 @@ func TestACancelledStatementEndsNoSession(t *testing.T) {
 			}
 		})
 	}
-	for i := range rounds(1000, 200) {
+	for i := range rounds(400, 100) {
 		if n := released.Load(); i%10 == 9 { // a statement that is cancelled all the time costs the session
 			eventually(t, "a lease is released", func() bool { return released.Load() > n })
 		}
