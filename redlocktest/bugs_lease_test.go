@@ -28,7 +28,7 @@ var leaseBugs = []bug{
 		})
 		b.grant = claimed
 	}},
-	{name: "Grant goes back beside a renewal", want: "verdict/concurrent-lease", rule: "driver.Lease.Renew", says: "Expires", plant: func(b *broken) {
+	{name: "Grant goes back beside a renewal", stress: true, want: "verdict/concurrent-lease", rule: "driver.Lease.Renew", says: "Expires", plant: func(b *broken) {
 		var reads atomic.Int64
 		b.grant = func(_ *brokenLease, g driver.Grant) driver.Grant {
 			if reads.Add(1)%7 == 0 {
@@ -37,22 +37,20 @@ var leaseBugs = []bug{
 			return g
 		}
 	}},
-	{name: "a Renew beside a Release takes the lock again", want: "verdict/renew-beside-release", rule: "driver.Lease.Renew", plant: func(b *broken) {
-		b.renew = func(ctx context.Context, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
-			s, _ := b.Lookup(ctx, l.sent.Key)
-			mine := s != nil && len(s.Holders) > 0 && s.Holders[0].Owner == l.sent.Owner
-			time.Sleep(50 * time.Microsecond)
-			g, err := l.Lease.Renew(ctx, r)
-			if !mine || !errors.Is(err, driver.ErrLost) {
-				return g, err
-			}
-			again, err := b.Backend.Acquire(ctx, &l.sent)
-			if err != nil {
-				return g, driver.ErrLost
-			}
-			return again.Grant(), nil
+	{name: "a Renew beside a Release takes the lock again", want: "verdict/renew-beside-release", rule: "driver.Lease.Renew", plant: onRenew(func(ctx context.Context, b *broken, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
+		s, _ := b.Lookup(ctx, l.sent.Key)
+		mine := s != nil && len(s.Holders) > 0 && s.Holders[0].Owner == l.sent.Owner
+		time.Sleep(50 * time.Microsecond)
+		g, err := l.Lease.Renew(ctx, r)
+		if !mine || !errors.Is(err, driver.ErrLost) {
+			return g, err
 		}
-	}},
+		again, err := b.Backend.Acquire(ctx, &l.sent)
+		if err != nil {
+			return g, driver.ErrLost
+		}
+		return again.Grant(), nil
+	})},
 	{name: "the renewal of a lease that expired passes for the next owner's", want: "expiry/stale", rule: "driver.Lease.Renew", plant: func(b *broken) {
 		expired(b, func(ctx context.Context, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
 			if b.holder(ctx, l.sent.Key) == (driver.Holder{}) {
@@ -136,13 +134,13 @@ var leaseBugs = []bug{
 	}},
 	{name: "an unknown layout is taken for a free lock", want: "fault/layout", rule: "rule 10", over: overLayouts(false)},
 	{name: "an unknown layout is taken for a held lock", want: "fault/layout", rule: "rule 10", says: "not ErrRefused", over: overLayouts(true)},
-	{name: "the hooks of the harness do nothing", want: "history/faults", rule: "a run that proves nothing", says: "had an effect", over: func(func(*broken)) Harness {
+	{name: "the hooks of the harness do nothing", stress: true, want: "history/faults", rule: "a run that proves nothing", says: "had an effect", over: func(func(*broken)) Harness {
 		h := overMemory(func(*broken) {})
 		nothing := func(driver.Backend) error { return nil }
 		h.Faults = &Faults{Partition: nothing, Heal: nothing}
 		return h
 	}},
-	{name: "no reply is dropped", want: "history/faults", rule: "a run that proves nothing", says: "had an effect", over: func(func(*broken)) Harness {
+	{name: "no reply is dropped", stress: true, want: "history/faults", rule: "a run that proves nothing", says: "had an effect", over: func(func(*broken)) Harness {
 		h := overMemory(func(*broken) {})
 		h.Faults = &Faults{DropReply: func(driver.Backend) error { return nil }}
 		return h

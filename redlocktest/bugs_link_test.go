@@ -249,14 +249,12 @@ var linkBugs = []bug{
 	{name: "a request that arrives late takes the lock, and it stays", want: "link/late-request", rule: "rule 2", over: overLinks, plant: func(b *broken) {
 		arrivesLate(b, func(driver.Lease) {})
 	}},
-	{name: "a call waits for ever behind a link that hangs", want: "link/hung", rule: "driver.Backend.Acquire", says: "hangs", over: overLinks, plant: func(b *broken) {
-		b.answers(func(ctx context.Context, req *driver.Request, l driver.Lease, err error) (driver.Lease, error) {
-			if errors.Is(err, errBroken) {
-				b.mended(ctx)
-			}
-			return l, err
-		})
-	}},
+	{name: "a call waits for ever behind a link that hangs", want: "link/hung", rule: "driver.Backend.Acquire", says: "hangs", over: overLinks, plant: afterAcquire(func(ctx context.Context, b *broken, req *driver.Request, l driver.Lease, err error) (driver.Lease, error) {
+		if errors.Is(err, errBroken) {
+			b.mended(ctx)
+		}
+		return l, err
+	})},
 	{name: "a connection for each call that hangs", want: "link/hung", rule: "rule 7", says: "grow", over: overLinks,
 		harness: func(h *Harness) {
 			var open atomic.Int64
@@ -295,7 +293,7 @@ var linkBugs = []bug{
 			return sound(ctx, &longer)
 		}
 	}},
-	{name: "a lease dies with its connection", want: "link/reset-lease", rule: "rule 1", over: overLinks, plant: func(b *broken) {
+	{name: "a lease dies with its connection", stress: true, want: "link/reset-lease", rule: "rule 1", over: overLinks, plant: func(b *broken) {
 		sound := b.renew
 		b.renew = func(ctx context.Context, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
 			if b.link.kills.Load() > 0 {
@@ -305,23 +303,19 @@ var linkBugs = []bug{
 		}
 	}},
 	{name: "a watch does not survive a break", want: "link/reset-watch", rule: "driver.Watcher", over: overLinks, plant: diesWithItsConnection},
-	{name: "a waiter is forgotten with its connection", want: "link/reset-waiter", rule: "driver.Request.Wait", over: overLinks, plant: func(b *broken) {
-		b.answers(func(ctx context.Context, req *driver.Request, l driver.Lease, err error) (driver.Lease, error) {
-			if req.Wait && errors.Is(err, errBroken) {
-				<-ctx.Done()
-				return nil, ctx.Err()
-			}
-			return l, err
-		})
-	}},
-	{name: "an outage is contention", want: "fault/outage", rule: "rule 1", over: overLinks, plant: func(b *broken) {
-		b.answers(func(ctx context.Context, req *driver.Request, l driver.Lease, err error) (driver.Lease, error) {
-			if errors.Is(err, errBroken) {
-				err = &driver.HeldError{}
-			}
-			return l, err
-		})
-	}},
+	{name: "a waiter is forgotten with its connection", want: "link/reset-waiter", rule: "driver.Request.Wait", over: overLinks, plant: afterAcquire(func(ctx context.Context, _ *broken, req *driver.Request, l driver.Lease, err error) (driver.Lease, error) {
+		if req.Wait && errors.Is(err, errBroken) {
+			<-ctx.Done()
+			return nil, ctx.Err()
+		}
+		return l, err
+	})},
+	{name: "an outage is contention", stress: true, want: "fault/outage", rule: "rule 1", over: overLinks, plant: afterAcquire(func(ctx context.Context, _ *broken, req *driver.Request, l driver.Lease, err error) (driver.Lease, error) {
+		if errors.Is(err, errBroken) {
+			err = &driver.HeldError{}
+		}
+		return l, err
+	})},
 	{name: "List needs no server", want: "fault/outage-inspect", rule: "driver.Inspector", says: "List", over: overLinks, plant: func(b *broken) {
 		b.list = func(error) error { return nil }
 	}},
@@ -334,14 +328,12 @@ var linkBugs = []bug{
 			return sound(ctx, req)
 		}
 	}},
-	{name: "a broken connection is a loss", want: "fault/partition", rule: "rule 1", over: overLinks, plant: func(b *broken) {
-		b.renews(func(ctx context.Context, l *brokenLease, r *driver.Renewal, g driver.Grant, err error) (driver.Grant, error) {
-			if errors.Is(err, errBroken) {
-				err = driver.ErrLost
-			}
-			return g, err
-		})
-	}},
+	{name: "a broken connection is a loss", want: "fault/partition", rule: "rule 1", over: overLinks, plant: afterRenew(func(ctx context.Context, _ *broken, l *brokenLease, r *driver.Renewal, g driver.Grant, err error) (driver.Grant, error) {
+		if errors.Is(err, errBroken) {
+			err = driver.ErrLost
+		}
+		return g, err
+	})},
 	{name: "Expires counts from the answer", want: "fault/slow-expires", rule: "rule 3", over: overLinks, plant: func(b *broken) {
 		b.answers(func(ctx context.Context, req *driver.Request, l driver.Lease, err error) (driver.Lease, error) {
 			if err != nil {

@@ -169,6 +169,59 @@ func (b *broken) renews(change func(ctx context.Context, l *brokenLease, r *driv
 	}
 }
 
+// These plant a bug that replaces one function of a backend, or changes what it sends or answers.
+func onAcquire(f func(ctx context.Context, b *broken, req *driver.Request) (driver.Lease, error)) func(*broken) {
+	return func(b *broken) {
+		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) { return f(ctx, b, req) }
+	}
+}
+
+func onRenew(f func(ctx context.Context, b *broken, l *brokenLease, r *driver.Renewal) (driver.Grant, error)) func(*broken) {
+	return func(b *broken) {
+		b.renew = func(ctx context.Context, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
+			return f(ctx, b, l, r)
+		}
+	}
+}
+
+func onRelease(f func(ctx context.Context, b *broken, l *brokenLease) error) func(*broken) {
+	return func(b *broken) {
+		b.release = func(ctx context.Context, l *brokenLease) error { return f(ctx, b, l) }
+	}
+}
+
+func onWatch(f func(ctx context.Context, b *broken, key string) (<-chan struct{}, error)) func(*broken) {
+	return func(b *broken) {
+		b.watch = func(ctx context.Context, key string) (<-chan struct{}, error) { return f(ctx, b, key) }
+	}
+}
+
+func onGrant(f func(b *broken, l *brokenLease, g driver.Grant) driver.Grant) func(*broken) {
+	return func(b *broken) {
+		b.grant = func(l *brokenLease, g driver.Grant) driver.Grant { return f(b, l, g) }
+	}
+}
+
+func onSend(f func(b *broken, req *driver.Request)) func(*broken) {
+	return func(b *broken) { b.sends(func(req *driver.Request) { f(b, req) }) }
+}
+
+func afterAcquire(f func(ctx context.Context, b *broken, req *driver.Request, l driver.Lease, err error) (driver.Lease, error)) func(*broken) {
+	return func(b *broken) {
+		b.answers(func(ctx context.Context, req *driver.Request, l driver.Lease, err error) (driver.Lease, error) {
+			return f(ctx, b, req, l, err)
+		})
+	}
+}
+
+func afterRenew(f func(ctx context.Context, b *broken, l *brokenLease, r *driver.Renewal, g driver.Grant, err error) (driver.Grant, error)) func(*broken) {
+	return func(b *broken) {
+		b.renews(func(ctx context.Context, l *brokenLease, r *driver.Renewal, g driver.Grant, err error) (driver.Grant, error) {
+			return f(ctx, b, l, r, g, err)
+		})
+	}
+}
+
 // grantUntil returns the grant of a lease as if it had just been renewed with this TTL.
 func (l *brokenLease) grantUntil(ttl time.Duration) driver.Grant {
 	g := l.Lease.Grant()
@@ -218,8 +271,8 @@ var memoryBugs = []bug{
 	{name: "the code of a finding is a sentence", want: "operator/check", rule: "driver.Inspector", says: "code", plant: func(b *broken) {
 		b.code = func(code string) string { return "One process" }
 	}},
-	{name: "two spaces", want: "basic/held", rule: "exclusion", plant: func(b *broken) { b.Backend = memory.New() }},
-	{name: "check, then set", want: "exclusion/race", rule: "exclusion", plant: checkThenSet},
+	{name: "two spaces", stress: true, want: "basic/held", rule: "exclusion", plant: func(b *broken) { b.Backend = memory.New() }},
+	{name: "check, then set", stress: true, want: "exclusion/race", rule: "exclusion", plant: checkThenSet},
 	{name: "check, then set, one at a time in each client", want: "exclusion/race-clients", rule: "exclusion", plant: func(b *broken) {
 		checkThenSet(b)
 		racy, turn := b.acquire, make(chan struct{}, 1)
@@ -232,7 +285,7 @@ var memoryBugs = []bug{
 			return racy(ctx, req)
 		}
 	}},
-	{name: "reentrant", want: "exclusion/reentrancy", rule: "rule 6", plant: func(b *broken) {
+	{name: "reentrant", stress: true, want: "exclusion/reentrancy", rule: "rule 6", plant: func(b *broken) {
 		var mine sync.Map
 		b.answers(func(ctx context.Context, req *driver.Request, l driver.Lease, err error) (driver.Lease, error) {
 			if old, ok := mine.Load(req.Key); ok && errors.Is(err, driver.ErrHeld) && !old.(*brokenLease).over.Load() {
@@ -250,29 +303,23 @@ var memoryBugs = []bug{
 			return l.Lease.Release(ctx)
 		}
 	}},
-	{name: "ErrHeld without HeldError", want: "verdict/held", rule: "rule 1", plant: func(b *broken) {
-		b.answers(func(ctx context.Context, req *driver.Request, l driver.Lease, err error) (driver.Lease, error) {
-			if errors.Is(err, driver.ErrHeld) && ctx.Err() == nil {
-				err = fmt.Errorf("sorry: %w", driver.ErrHeld)
-			}
-			return l, err
-		})
-	}},
-	{name: "names the asker as holder", want: "verdict/held", rule: "driver.HeldError", plant: func(b *broken) {
-		b.answers(func(ctx context.Context, req *driver.Request, l driver.Lease, err error) (driver.Lease, error) {
-			var he *driver.HeldError
-			if errors.As(err, &he) {
-				he.Holder = req.Owner
-			}
-			return l, err
-		})
-	}},
-	{name: "release ignores the owner", want: "verdict/stale-release", rule: "driver.Lease.Release", plant: func(b *broken) {
-		b.release = func(_ context.Context, l *brokenLease) error {
-			b.Expire(l.sent.Key)
-			return nil
+	{name: "ErrHeld without HeldError", stress: true, want: "verdict/held", rule: "rule 1", plant: afterAcquire(func(ctx context.Context, _ *broken, req *driver.Request, l driver.Lease, err error) (driver.Lease, error) {
+		if errors.Is(err, driver.ErrHeld) && ctx.Err() == nil {
+			err = fmt.Errorf("sorry: %w", driver.ErrHeld)
 		}
-	}},
+		return l, err
+	})},
+	{name: "names the asker as holder", stress: true, want: "verdict/held", rule: "driver.HeldError", plant: afterAcquire(func(ctx context.Context, _ *broken, req *driver.Request, l driver.Lease, err error) (driver.Lease, error) {
+		var he *driver.HeldError
+		if errors.As(err, &he) {
+			he.Holder = req.Owner
+		}
+		return l, err
+	})},
+	{name: "release ignores the owner", stress: true, want: "verdict/stale-release", rule: "driver.Lease.Release", plant: onRelease(func(_ context.Context, b *broken, l *brokenLease) error {
+		b.Expire(l.sent.Key)
+		return nil
+	})},
 	{name: "the first Release after a loss frees the next owner's lock", want: "expiry/first-release", rule: "driver.Lease.Release", plant: firstRelease},
 	{name: "a lease that is over is revived if nobody had the key since", want: "expiry/revived", rule: "driver.Lease.Renew", says: "free key", plant: func(b *broken) {
 		b.renews(func(ctx context.Context, l *brokenLease, r *driver.Renewal, g driver.Grant, err error) (driver.Grant, error) {
@@ -291,41 +338,33 @@ var memoryBugs = []bug{
 			return l.Lease.Release(ctx)
 		}
 	}},
-	{name: "second release fails", want: "verdict/second-release", rule: "driver.Lease.Release", plant: func(b *broken) {
-		b.release = func(ctx context.Context, l *brokenLease) error {
-			if l.over.Swap(true) {
-				return errors.New("not locked")
-			}
-			return l.Lease.Release(ctx)
+	{name: "second release fails", stress: true, want: "verdict/second-release", rule: "driver.Lease.Release", plant: onRelease(func(ctx context.Context, _ *broken, l *brokenLease) error {
+		if l.over.Swap(true) {
+			return errors.New("not locked")
 		}
-	}},
-	{name: "releases later", want: "basic/grant", rule: "driver.Lease.Release", plant: func(b *broken) {
-		b.release = func(ctx context.Context, l *brokenLease) error {
-			time.AfterFunc(time.Millisecond, func() { _ = l.Lease.Release(context.Background()) })
-			return nil
-		}
-	}},
-	{name: "renew takes again", want: "verdict/renew-never-takes", rule: "driver.Lease.Renew", plant: func(b *broken) {
-		b.renews(func(ctx context.Context, l *brokenLease, r *driver.Renewal, g driver.Grant, err error) (driver.Grant, error) {
-			if !errors.Is(err, driver.ErrLost) {
-				return g, err
-			}
-			again, err := b.Backend.Acquire(ctx, &l.sent)
-			if err != nil {
-				return g, driver.ErrLost
-			}
-			return again.Grant(), nil
-		})
-	}},
-	{name: "renew ignores the owner", want: "verdict/stale-renew", rule: "driver.Lease.Renew", plant: func(b *broken) {
-		b.renews(func(ctx context.Context, l *brokenLease, r *driver.Renewal, g driver.Grant, err error) (driver.Grant, error) {
-			if s, _ := b.Lookup(ctx, l.sent.Key); errors.Is(err, driver.ErrLost) && s != nil && len(s.Holders) > 0 {
-				return l.grantUntil(r.TTL), nil
-			}
+		return l.Lease.Release(ctx)
+	})},
+	{name: "releases later", stress: true, want: "basic/grant", rule: "driver.Lease.Release", plant: onRelease(func(ctx context.Context, _ *broken, l *brokenLease) error {
+		time.AfterFunc(time.Millisecond, func() { _ = l.Lease.Release(context.Background()) })
+		return nil
+	})},
+	{name: "renew takes again", stress: true, want: "verdict/renew-never-takes", rule: "driver.Lease.Renew", plant: afterRenew(func(ctx context.Context, b *broken, l *brokenLease, r *driver.Renewal, g driver.Grant, err error) (driver.Grant, error) {
+		if !errors.Is(err, driver.ErrLost) {
 			return g, err
-		})
-	}},
-	{name: "renew extends nothing", want: "expiry/renewal", rule: "rule 1", says: "ErrLost", plant: func(b *broken) {
+		}
+		again, err := b.Backend.Acquire(ctx, &l.sent)
+		if err != nil {
+			return g, driver.ErrLost
+		}
+		return again.Grant(), nil
+	})},
+	{name: "renew ignores the owner", stress: true, want: "verdict/stale-renew", rule: "driver.Lease.Renew", plant: afterRenew(func(ctx context.Context, b *broken, l *brokenLease, r *driver.Renewal, g driver.Grant, err error) (driver.Grant, error) {
+		if s, _ := b.Lookup(ctx, l.sent.Key); errors.Is(err, driver.ErrLost) && s != nil && len(s.Holders) > 0 {
+			return l.grantUntil(r.TTL), nil
+		}
+		return g, err
+	})},
+	{name: "renew extends nothing", stress: true, want: "expiry/renewal", rule: "rule 1", says: "ErrLost", plant: func(b *broken) {
 		b.renew = func(ctx context.Context, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
 			s, err := b.Lookup(ctx, l.sent.Key)
 			if err != nil || b.Info().CheckTTL(r.TTL) != nil || len(s.Holders) == 0 || s.Holders[0].Owner != l.sent.Owner {
@@ -342,12 +381,10 @@ var memoryBugs = []bug{
 			return g
 		}
 	}},
-	{name: "ignores Keep", want: "expiry/keep", rule: "driver.Renewal.Keep", plant: func(b *broken) {
-		b.renew = func(ctx context.Context, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
-			return l.Lease.Renew(ctx, &driver.Renewal{TTL: max(r.TTL, driver.MinTTL), MinFence: r.MinFence})
-		}
-	}},
-	{name: "keeps for half the TTL", want: "expiry/free", rule: "rule 3", plant: func(b *broken) {
+	{name: "ignores Keep", want: "expiry/keep", rule: "driver.Renewal.Keep", plant: onRenew(func(ctx context.Context, _ *broken, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
+		return l.Lease.Renew(ctx, &driver.Renewal{TTL: max(r.TTL, driver.MinTTL), MinFence: r.MinFence})
+	})},
+	{name: "keeps for half the TTL", stress: true, want: "expiry/free", rule: "rule 3", plant: func(b *broken) {
 		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
 			if err := b.Info().Check("", req); err != nil {
 				return nil, err
@@ -365,290 +402,232 @@ var memoryBugs = []bug{
 			return g
 		}
 	}},
-	{name: "no drift", want: "expiry/expires", rule: "rule 3", plant: func(b *broken) {
-		b.grant = func(l *brokenLease, g driver.Grant) driver.Grant {
-			g.Expires = g.Expires.Add(driver.Drift(l.sent.TTL))
-			return g
+	{name: "no drift", stress: true, want: "expiry/expires", rule: "rule 3", plant: onGrant(func(_ *broken, l *brokenLease, g driver.Grant) driver.Grant {
+		g.Expires = g.Expires.Add(driver.Drift(l.sent.TTL))
+		return g
+	})},
+	{name: "tokens of whole milliseconds", stress: true, want: "fence/rises", rule: "rule 8", plant: onGrant(func(_ *broken, _ *brokenLease, g driver.Grant) driver.Grant {
+		g.Fence = g.Fence / 1000 * 1000
+		return g
+	})},
+	{name: "tokens from 1", stress: true, want: "fence/comparable", rule: "rule 8", plant: onGrant(func(_ *broken, _ *brokenLease, g driver.Grant) driver.Grant {
+		g.Fence -= uint64(time.Now().Add(-time.Hour).UnixMicro())
+		return g
+	})},
+	{name: "unknown mode is exclusive", want: "request/mode", rule: "rule 4", plant: onSend(func(_ *broken, req *driver.Request) {
+		if req.Mode > driver.Shared {
+			req.Mode = driver.Exclusive
 		}
-	}},
-	{name: "tokens of whole milliseconds", want: "fence/rises", rule: "rule 8", plant: func(b *broken) {
-		b.grant = func(_ *brokenLease, g driver.Grant) driver.Grant {
-			g.Fence = g.Fence / 1000 * 1000
-			return g
+	})},
+	{name: "key cut to 511 bytes", want: "request/long-key", rule: "driver.Request", plant: onSend(func(_ *broken, req *driver.Request) {
+		if len(req.Key) == driver.MaxKey {
+			req.Key = req.Key[:driver.MaxKey-1]
 		}
-	}},
-	{name: "tokens from 1", want: "fence/comparable", rule: "rule 8", plant: func(b *broken) {
-		b.grant = func(_ *brokenLease, g driver.Grant) driver.Grant {
-			g.Fence -= uint64(time.Now().Add(-time.Hour).UnixMicro())
-			return g
+	})},
+	{name: "key ends at NUL", want: "request/odd-keys", rule: "driver.Request", plant: onSend(func(_ *broken, req *driver.Request) {
+		if i := strings.IndexByte(req.Key, 0); i > 0 {
+			req.Key = req.Key[:i]
 		}
-	}},
-	{name: "unknown mode is exclusive", want: "request/mode", rule: "rule 4", plant: func(b *broken) {
-		b.sends(func(req *driver.Request) {
-			if req.Mode > driver.Shared {
-				req.Mode = driver.Exclusive
-			}
-		})
-	}},
-	{name: "key cut to 511 bytes", want: "request/long-key", rule: "driver.Request", plant: func(b *broken) {
-		b.sends(func(req *driver.Request) {
-			if len(req.Key) == driver.MaxKey {
-				req.Key = req.Key[:driver.MaxKey-1]
-			}
-		})
-	}},
-	{name: "key ends at NUL", want: "request/odd-keys", rule: "driver.Request", plant: func(b *broken) {
-		b.sends(func(req *driver.Request) {
-			if i := strings.IndexByte(req.Key, 0); i > 0 {
-				req.Key = req.Key[:i]
-			}
-		})
-	}},
+	})},
 	{name: "clamps the TTL", want: "request/ttl-bounds", rule: "rule 4", plant: func(b *broken) {
 		b.sends(func(req *driver.Request) { req.TTL = min(max(req.TTL, driver.MinTTL), memory.MaxTTL) })
 	}},
-	{name: "keeps the caller's request", want: "request/reuse", rule: "rule 2", says: "did not become free", plant: func(b *broken) {
-		b.release = func(_ context.Context, l *brokenLease) error {
-			if s, _ := b.Lookup(context.Background(), l.req.Key); len(s.Holders) == 1 && s.Holders[0].Fence == l.Lease.Grant().Fence {
-				b.Expire(l.req.Key)
-			}
-			return nil
+	{name: "keeps the caller's request", stress: true, want: "request/reuse", rule: "rule 2", says: "did not become free", plant: onRelease(func(_ context.Context, b *broken, l *brokenLease) error {
+		if s, _ := b.Lookup(context.Background(), l.req.Key); len(s.Holders) == 1 && s.Holders[0].Fence == l.Lease.Grant().Fence {
+			b.Expire(l.req.Key)
 		}
-	}},
-	{name: "cancelled acquire leaves the lock", want: "cancel/during", rule: "rule", plant: func(b *broken) {
-		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
-			if req.Wait || ctx.Err() != nil {
-				return b.Backend.Acquire(ctx, req)
-			}
-			l, err := b.Backend.Acquire(context.WithoutCancel(ctx), req)
-			time.Sleep(100 * time.Microsecond)
-			if err == nil && ctx.Err() != nil {
-				return nil, ctx.Err()
-			}
-			return l, err
+		return nil
+	})},
+	{name: "cancelled acquire leaves the lock", want: "cancel/during", rule: "rule", plant: onAcquire(func(ctx context.Context, b *broken, req *driver.Request) (driver.Lease, error) {
+		if req.Wait || ctx.Err() != nil {
+			return b.Backend.Acquire(ctx, req)
 		}
-	}},
-	{name: "release needs its context", want: "cancel/release", rule: "rule 2", plant: func(b *broken) {
-		b.release = func(ctx context.Context, l *brokenLease) error {
-			if ctx.Err() != nil {
-				return ctx.Err()
-			}
-			return l.Lease.Release(ctx)
+		l, err := b.Backend.Acquire(context.WithoutCancel(ctx), req)
+		time.Sleep(100 * time.Microsecond)
+		if err == nil && ctx.Err() != nil {
+			return nil, ctx.Err()
 		}
-	}},
-	{name: "a cancelled renewal is a loss", want: "cancel/renew", rule: "rule 1", plant: func(b *broken) {
-		b.renews(func(ctx context.Context, l *brokenLease, r *driver.Renewal, g driver.Grant, err error) (driver.Grant, error) {
-			if err != nil && ctx.Err() != nil {
-				err = driver.ErrLost
-			}
-			return g, err
-		})
-	}},
-	{name: "waiting ignores its context", want: "cancel/waiting", rule: "driver.Backend.Acquire", plant: func(b *broken) {
-		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
-			if ctx.Err() != nil {
-				return nil, ctx.Err()
-			}
-			return b.Backend.Acquire(context.WithoutCancel(ctx), req)
+		return l, err
+	})},
+	{name: "release needs its context", want: "cancel/release", rule: "rule 2", plant: onRelease(func(ctx context.Context, _ *broken, l *brokenLease) error {
+		if ctx.Err() != nil {
+			return ctx.Err()
 		}
-	}},
-	{name: "the end of a wait is held alone", want: "cancel/waiting", rule: "driver.Request.Wait", plant: func(b *broken) {
-		b.answers(func(ctx context.Context, req *driver.Request, l driver.Lease, err error) (driver.Lease, error) {
-			var he *driver.HeldError
-			if errors.As(err, &he) {
-				return nil, he
+		return l.Lease.Release(ctx)
+	})},
+	{name: "a cancelled renewal is a loss", want: "cancel/renew", rule: "rule 1", plant: afterRenew(func(ctx context.Context, _ *broken, l *brokenLease, r *driver.Renewal, g driver.Grant, err error) (driver.Grant, error) {
+		if err != nil && ctx.Err() != nil {
+			err = driver.ErrLost
+		}
+		return g, err
+	})},
+	{name: "waiting ignores its context", want: "cancel/waiting", rule: "driver.Backend.Acquire", plant: onAcquire(func(ctx context.Context, b *broken, req *driver.Request) (driver.Lease, error) {
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		return b.Backend.Acquire(context.WithoutCancel(ctx), req)
+	})},
+	{name: "the end of a wait is held alone", stress: true, want: "cancel/waiting", rule: "driver.Request.Wait", plant: afterAcquire(func(ctx context.Context, _ *broken, req *driver.Request, l driver.Lease, err error) (driver.Lease, error) {
+		var he *driver.HeldError
+		if errors.As(err, &he) {
+			return nil, he
+		}
+		return l, err
+	})},
+	{name: "native wait subscribes too late", want: "wait/wakes", rule: "driver.Request.Wait", plant: onAcquire(func(ctx context.Context, b *broken, req *driver.Request) (driver.Lease, error) {
+		once := *req
+		once.Wait = false
+		var last error
+		for {
+			l, err := b.Backend.Acquire(ctx, &once)
+			if !req.Wait || !errors.Is(err, driver.ErrHeld) {
+				return l, whoHad(err, last)
 			}
-			return l, err
-		})
-	}},
-	{name: "native wait subscribes too late", want: "wait/wakes", rule: "driver.Request.Wait", plant: func(b *broken) {
-		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
-			once := *req
-			once.Wait = false
-			var last error
-			for {
-				l, err := b.Backend.Acquire(ctx, &once)
-				if !req.Wait || !errors.Is(err, driver.ErrHeld) {
-					return l, whoHad(err, last)
-				}
-				last = err
-				time.Sleep(time.Millisecond)
-				freed, werr := b.Backend.Watch(ctx, req.Key)
-				if werr != nil {
-					return nil, werr
-				}
+			last = err
+			time.Sleep(time.Millisecond)
+			freed, werr := b.Backend.Watch(ctx, req.Key)
+			if werr != nil {
+				return nil, werr
+			}
+			select {
+			case <-freed:
+			case <-ctx.Done():
+				return nil, fmt.Errorf("%w: %w", ctx.Err(), err)
+			}
+		}
+	})},
+	{name: "waiters in no order", want: "wait/order", rule: "driver.FeatureQueueing", plant: onAcquire(func(ctx context.Context, b *broken, req *driver.Request) (driver.Lease, error) {
+		once := *req
+		once.Wait = false
+		var last error
+		for {
+			l, err := b.Backend.Acquire(ctx, &once)
+			if !req.Wait || !errors.Is(err, driver.ErrHeld) {
+				return l, whoHad(err, last)
+			}
+			last = err
+			select {
+			case <-time.After(time.Duration(1+req.Owner[len(req.Owner)-1]%7) * time.Millisecond):
+			case <-ctx.Done():
+				return nil, fmt.Errorf("%w: %w", ctx.Err(), err)
+			}
+		}
+	})},
+	{name: "watch loses the first value", want: "watch/wakes", rule: "driver.Watcher", plant: onWatch(func(ctx context.Context, b *broken, key string) (<-chan struct{}, error) {
+		in, err := b.Backend.Watch(ctx, key)
+		out := make(chan struct{}, 1)
+		go func() {
+			for n := 0; ; n++ {
 				select {
-				case <-freed:
+				case <-in:
 				case <-ctx.Done():
-					return nil, fmt.Errorf("%w: %w", ctx.Err(), err)
+					return
 				}
-			}
-		}
-	}},
-	{name: "waiters in no order", want: "wait/order", rule: "driver.FeatureQueueing", plant: func(b *broken) {
-		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
-			once := *req
-			once.Wait = false
-			var last error
-			for {
-				l, err := b.Backend.Acquire(ctx, &once)
-				if !req.Wait || !errors.Is(err, driver.ErrHeld) {
-					return l, whoHad(err, last)
-				}
-				last = err
-				select {
-				case <-time.After(time.Duration(1+req.Owner[len(req.Owner)-1]%7) * time.Millisecond):
-				case <-ctx.Done():
-					return nil, fmt.Errorf("%w: %w", ctx.Err(), err)
-				}
-			}
-		}
-	}},
-	{name: "watch loses the first value", want: "watch/wakes", rule: "driver.Watcher", plant: func(b *broken) {
-		b.watch = func(ctx context.Context, key string) (<-chan struct{}, error) {
-			in, err := b.Backend.Watch(ctx, key)
-			out := make(chan struct{}, 1)
-			go func() {
-				for n := 0; ; n++ {
+				if n > 0 {
 					select {
-					case <-in:
-					case <-ctx.Done():
-						return
-					}
-					if n > 0 {
-						select {
-						case out <- struct{}{}:
-						default:
-						}
+					case out <- struct{}{}:
+					default:
 					}
 				}
-			}()
-			return out, err
-		}
-	}},
-	{name: "shared lets exclusive in", want: "shared/many", rule: "driver.Shared", plant: func(b *broken) {
-		b.answers(func(ctx context.Context, req *driver.Request, l driver.Lease, err error) (driver.Lease, error) {
-			if s, _ := b.Lookup(ctx, req.Key); errors.Is(err, driver.ErrHeld) && s != nil && s.Mode == driver.Shared {
-				share := *req
-				share.Mode = driver.Shared
-				return b.Backend.Acquire(ctx, &share)
 			}
-			return l, err
-		})
-	}},
-	{name: "a second release drops another's share", want: "shared/stale", rule: "driver.Shared", says: "beside a shared one", plant: func(b *broken) {
-		b.release = func(ctx context.Context, l *brokenLease) error {
-			if l.over.Swap(true) && l.sent.Mode == driver.Shared {
-				b.Expire(l.sent.Key)
-			}
-			return l.Lease.Release(ctx)
+		}()
+		return out, err
+	})},
+	{name: "shared lets exclusive in", stress: true, want: "shared/many", rule: "driver.Shared", plant: afterAcquire(func(ctx context.Context, b *broken, req *driver.Request, l driver.Lease, err error) (driver.Lease, error) {
+		if s, _ := b.Lookup(ctx, req.Key); errors.Is(err, driver.ErrHeld) && s != nil && s.Mode == driver.Shared {
+			share := *req
+			share.Mode = driver.Shared
+			return b.Backend.Acquire(ctx, &share)
 		}
-	}},
-	{name: "join above the counter", want: "node/join-above", rule: "driver.Request.ExactFence", plant: func(b *broken) {
-		b.answers(func(ctx context.Context, req *driver.Request, l driver.Lease, err error) (driver.Lease, error) {
-			if req.ExactFence != 0 && errors.Is(err, driver.ErrRefused) {
-				plain := *req
-				plain.ExactFence = 0
-				return b.Backend.Acquire(ctx, &plain)
-			}
-			return l, err
-		})
-	}},
-	{name: "MinFence is ignored", want: "node/raise", rule: "driver.Renewal.MinFence", plant: func(b *broken) {
-		b.renew = func(ctx context.Context, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
-			return l.Lease.Renew(ctx, &driver.Renewal{TTL: r.TTL, Keep: r.Keep})
+		return l, err
+	})},
+	{name: "a second release drops another's share", stress: true, want: "shared/stale", rule: "driver.Shared", says: "beside a shared one", plant: onRelease(func(ctx context.Context, b *broken, l *brokenLease) error {
+		if l.over.Swap(true) && l.sent.Mode == driver.Shared {
+			b.Expire(l.sent.Key)
 		}
-	}},
-	{name: "the floor is not clamped", want: "node/floor-clamped", rule: "driver.Request.FenceFloor", plant: func(b *broken) {
-		b.grant = func(l *brokenLease, g driver.Grant) driver.Grant {
-			g.Fence = max(g.Fence, l.sent.FenceFloor)
-			return g
+		return l.Lease.Release(ctx)
+	})},
+	{name: "join above the counter", want: "node/join-above", rule: "driver.Request.ExactFence", plant: afterAcquire(func(ctx context.Context, b *broken, req *driver.Request, l driver.Lease, err error) (driver.Lease, error) {
+		if req.ExactFence != 0 && errors.Is(err, driver.ErrRefused) {
+			plain := *req
+			plain.ExactFence = 0
+			return b.Backend.Acquire(ctx, &plain)
 		}
-	}},
-	{name: "renew knows owners, not acquisitions", want: "expiry/instance", rule: "driver.FeatureQuorumNode", plant: func(b *broken) {
-		b.renews(func(ctx context.Context, l *brokenLease, r *driver.Renewal, g driver.Grant, err error) (driver.Grant, error) {
-			if s, _ := b.Lookup(ctx, l.sent.Key); errors.Is(err, driver.ErrLost) && len(s.Holders) > 0 && s.Holders[0].Owner == l.sent.Owner {
-				return l.grantUntil(r.TTL), nil
-			}
-			return g, err
-		})
-	}},
+		return l, err
+	})},
+	{name: "MinFence is ignored", want: "node/raise", rule: "driver.Renewal.MinFence", plant: onRenew(func(ctx context.Context, _ *broken, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
+		return l.Lease.Renew(ctx, &driver.Renewal{TTL: r.TTL, Keep: r.Keep})
+	})},
+	{name: "the floor is not clamped", want: "node/floor-clamped", rule: "driver.Request.FenceFloor", plant: onGrant(func(_ *broken, l *brokenLease, g driver.Grant) driver.Grant {
+		g.Fence = max(g.Fence, l.sent.FenceFloor)
+		return g
+	})},
+	{name: "renew knows owners, not acquisitions", want: "expiry/instance", rule: "driver.FeatureQuorumNode", plant: afterRenew(func(ctx context.Context, b *broken, l *brokenLease, r *driver.Renewal, g driver.Grant, err error) (driver.Grant, error) {
+		if s, _ := b.Lookup(ctx, l.sent.Key); errors.Is(err, driver.ErrLost) && len(s.Holders) > 0 && s.Holders[0].Owner == l.sent.Owner {
+			return l.grantUntil(r.TTL), nil
+		}
+		return g, err
+	})},
 	{name: "ExactFence is ignored", want: "node/join", rule: "driver.Request.ExactFence", says: "joined at", plant: func(b *broken) {
 		b.sends(func(req *driver.Request) { req.ExactFence = 0 })
 	}},
-	{name: "a join takes the key from its holder", want: "node/join-held", rule: "exclusion", says: "while another's lease", plant: func(b *broken) {
-		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
-			if h := b.holder(ctx, req.Key); req.ExactFence != 0 && h.Owner != "" {
-				_ = b.Break(ctx, req.Key, h)
-			}
-			return b.Backend.Acquire(ctx, req)
+	{name: "a join takes the key from its holder", want: "node/join-held", rule: "exclusion", says: "while another's lease", plant: onAcquire(func(ctx context.Context, b *broken, req *driver.Request) (driver.Lease, error) {
+		if h := b.holder(ctx, req.Key); req.ExactFence != 0 && h.Owner != "" {
+			_ = b.Break(ctx, req.Key, h)
 		}
-	}},
-	{name: "a join is refused to the attempt that has the key", want: "node/join-own", rule: "driver.Request.ExactFence", plant: func(b *broken) {
-		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
-			if h := b.holder(ctx, req.Key); req.ExactFence != 0 && h.Owner == req.Owner {
-				return nil, &driver.RefusedError{Reason: "the key has another token"}
-			}
-			return b.Backend.Acquire(ctx, req)
+		return b.Backend.Acquire(ctx, req)
+	})},
+	{name: "a join is refused to the attempt that has the key", want: "node/join-own", rule: "driver.Request.ExactFence", plant: onAcquire(func(ctx context.Context, b *broken, req *driver.Request) (driver.Lease, error) {
+		if h := b.holder(ctx, req.Key); req.ExactFence != 0 && h.Owner == req.Owner {
+			return nil, &driver.RefusedError{Reason: "the key has another token"}
 		}
-	}},
-	{name: "the renewal of a lease that is over raises the counter", want: "node/raise-stale", rule: "driver.Renewal.MinFence", says: "raised the counter", plant: func(b *broken) {
-		b.renews(func(ctx context.Context, l *brokenLease, r *driver.Renewal, g driver.Grant, err error) (driver.Grant, error) {
-			if errors.Is(err, driver.ErrLost) && r.MinFence > 0 {
-				raised := l.sent
-				raised.ExactFence = r.MinFence
-				if raise, err := b.Backend.Acquire(ctx, &raised); err == nil {
-					_ = raise.Release(ctx)
-				}
+		return b.Backend.Acquire(ctx, req)
+	})},
+	{name: "the renewal of a lease that is over raises the counter", want: "node/raise-stale", rule: "driver.Renewal.MinFence", says: "raised the counter", plant: afterRenew(func(ctx context.Context, b *broken, l *brokenLease, r *driver.Renewal, g driver.Grant, err error) (driver.Grant, error) {
+		if errors.Is(err, driver.ErrLost) && r.MinFence > 0 {
+			raised := l.sent
+			raised.ExactFence = r.MinFence
+			if raise, err := b.Backend.Acquire(ctx, &raised); err == nil {
+				_ = raise.Release(ctx)
 			}
-			return g, err
-		})
-	}},
-	{name: "a release knows owners, not their attempts", want: "node/instance", rule: "driver.Lease.Release", says: "freed the next owner's lock", plant: func(b *broken) {
-		b.release = func(ctx context.Context, l *brokenLease) error {
-			err := l.Lease.Release(ctx)
-			mine, _, _ := strings.Cut(l.sent.Owner, "/")
-			if h := b.holder(ctx, l.sent.Key); strings.HasPrefix(h.Owner, mine+"/") {
-				_ = b.Break(ctx, l.sent.Key, h)
-			}
-			return err
 		}
-	}},
-	{name: "grants without the server's clock", want: "node/clock", rule: "driver.FeatureQuorumNode", says: "has Clock", plant: func(b *broken) {
-		b.grant = func(_ *brokenLease, g driver.Grant) driver.Grant {
-			g.Clock = time.Time{}
-			return g
+		return g, err
+	})},
+	{name: "a release knows owners, not their attempts", want: "node/instance", rule: "driver.Lease.Release", says: "freed the next owner's lock", plant: onRelease(func(ctx context.Context, b *broken, l *brokenLease) error {
+		err := l.Lease.Release(ctx)
+		mine, _, _ := strings.Cut(l.sent.Owner, "/")
+		if h := b.holder(ctx, l.sent.Key); strings.HasPrefix(h.Owner, mine+"/") {
+			_ = b.Break(ctx, l.sent.Key, h)
 		}
-	}},
+		return err
+	})},
+	{name: "grants without the server's clock", want: "node/clock", rule: "driver.FeatureQuorumNode", says: "has Clock", plant: onGrant(func(_ *broken, _ *brokenLease, g driver.Grant) driver.Grant {
+		g.Clock = time.Time{}
+		return g
+	})},
 	{name: "the grace of a quorum is ignored", want: "expiry/quorum", rule: "driver.FeatureQuorumNode", says: "came free after", plant: func(b *broken) {
 		b.sends(func(req *driver.Request) { req.Quorum = nil })
 	}},
-	{name: "exclusive lets shared in", want: "shared/excluded", rule: "driver.Shared", says: "beside an exclusive one", plant: func(b *broken) {
-		b.answers(func(ctx context.Context, req *driver.Request, l driver.Lease, err error) (driver.Lease, error) {
-			if req.Mode == driver.Shared && errors.Is(err, driver.ErrHeld) {
-				return b.Backend.Acquire(ctx, elsewhere(req))
-			}
-			return l, err
-		})
-	}},
-	{name: "the only reader gets the lock exclusively as well", want: "shared/upgrade", rule: "rule 6", says: "exclusively as well", plant: func(b *broken) {
-		b.answers(func(ctx context.Context, req *driver.Request, l driver.Lease, err error) (driver.Lease, error) {
-			if s, _ := b.Lookup(ctx, req.Key); errors.Is(err, driver.ErrHeld) && s != nil && s.Mode == driver.Shared && len(s.Holders) == 1 {
-				return b.Backend.Acquire(ctx, elsewhere(req))
-			}
-			return l, err
-		})
-	}},
-	{name: "a Release beside another one is refused", want: "verdict/concurrent-release", rule: "driver.Lease.Release", says: "eight Releases at once", plant: func(b *broken) {
-		b.release = func(ctx context.Context, l *brokenLease) error {
-			if !l.over.CompareAndSwap(false, true) {
-				return &driver.RefusedError{Reason: "the lease is being released"}
-			}
-			defer l.over.Store(false)
-			time.Sleep(time.Millisecond)
-			return l.Lease.Release(ctx)
+	{name: "exclusive lets shared in", want: "shared/excluded", rule: "driver.Shared", says: "beside an exclusive one", plant: afterAcquire(func(ctx context.Context, b *broken, req *driver.Request, l driver.Lease, err error) (driver.Lease, error) {
+		if req.Mode == driver.Shared && errors.Is(err, driver.ErrHeld) {
+			return b.Backend.Acquire(ctx, elsewhere(req))
 		}
-	}},
+		return l, err
+	})},
+	{name: "the only reader gets the lock exclusively as well", want: "shared/upgrade", rule: "rule 6", says: "exclusively as well", plant: afterAcquire(func(ctx context.Context, b *broken, req *driver.Request, l driver.Lease, err error) (driver.Lease, error) {
+		if s, _ := b.Lookup(ctx, req.Key); errors.Is(err, driver.ErrHeld) && s != nil && s.Mode == driver.Shared && len(s.Holders) == 1 {
+			return b.Backend.Acquire(ctx, elsewhere(req))
+		}
+		return l, err
+	})},
+	{name: "a Release beside another one is refused", want: "verdict/concurrent-release", rule: "driver.Lease.Release", says: "eight Releases at once", plant: onRelease(func(ctx context.Context, _ *broken, l *brokenLease) error {
+		if !l.over.CompareAndSwap(false, true) {
+			return &driver.RefusedError{Reason: "the lease is being released"}
+		}
+		defer l.over.Store(false)
+		time.Sleep(time.Millisecond)
+		return l.Lease.Release(ctx)
+	})},
 	{name: "close leaves the waiting", want: "close/waiting", rule: "driver.Backend.Close", plant: func(b *broken) {
 		b.close = func() error { return nil }
 	}},

@@ -234,7 +234,7 @@ var openBugs = []bug{
 	}},
 	{name: "a password in String", want: "open/shown-secret", rule: "rule 9", says: "String", over: overShown("toy://me:"+canary+"@host", "")},
 	{name: "a password in Info", want: "open/shown-secret", rule: "rule 9", says: "Info", over: overShown("toy", "toy "+canary)},
-	{name: "a password in a notice", want: "open/shown-secret", rule: "rule 9", says: "notice", over: func(f func(*broken)) Harness {
+	{name: "a password in a notice", stress: true, want: "open/shown-secret", rule: "rule 9", says: "notice", over: func(f func(*broken)) Harness {
 		h := overShown("toy", "")(f)
 		h.Notices = func() []driver.Notice {
 			return []driver.Notice{{Kind: driver.NoticeDisconnected, Detail: "dial toy://me:" + canary + "@host: refused"}}

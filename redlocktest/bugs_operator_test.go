@@ -209,38 +209,30 @@ var operatorBugs = []bug{
 			return b.Backend.Close()
 		}
 	}},
-	{name: "an owner without a name", want: "request/owner", rule: "rule 4", plant: func(b *broken) {
-		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
-			named := *req
-			if named.Owner == "" {
-				named.Owner = "somebody"
-			}
-			return b.Backend.Acquire(ctx, &named)
+	{name: "an owner without a name", want: "request/owner", rule: "rule 4", plant: onAcquire(func(ctx context.Context, b *broken, req *driver.Request) (driver.Lease, error) {
+		named := *req
+		if named.Owner == "" {
+			named.Owner = "somebody"
 		}
-	}},
-	{name: "a renewal takes any TTL", want: "request/renewal-ttl-bounds", rule: "rule 4", plant: func(b *broken) {
-		b.renew = func(ctx context.Context, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
-			fit := *r
-			fit.TTL = min(max(r.TTL, b.Info().MinTTL), b.Info().MaxTTL)
-			return l.Lease.Renew(ctx, &fit)
+		return b.Backend.Acquire(ctx, &named)
+	})},
+	{name: "a renewal takes any TTL", want: "request/renewal-ttl-bounds", rule: "rule 4", plant: onRenew(func(ctx context.Context, b *broken, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
+		fit := *r
+		fit.TTL = min(max(r.TTL, b.Info().MinTTL), b.Info().MaxTTL)
+		return l.Lease.Renew(ctx, &fit)
+	})},
+	{name: "the renewal of a lease that was released is an outage", want: "verdict/lost", rule: "driver.Lease.Renew", says: "gave no certain answer", plant: afterRenew(func(ctx context.Context, _ *broken, l *brokenLease, r *driver.Renewal, g driver.Grant, err error) (driver.Grant, error) {
+		if errors.Is(err, driver.ErrLost) {
+			err = errors.New("no such lock")
 		}
-	}},
-	{name: "the renewal of a lease that was released is an outage", want: "verdict/lost", rule: "driver.Lease.Renew", says: "gave no certain answer", plant: func(b *broken) {
-		b.renews(func(ctx context.Context, l *brokenLease, r *driver.Renewal, g driver.Grant, err error) (driver.Grant, error) {
-			if errors.Is(err, driver.ErrLost) {
-				err = errors.New("no such lock")
-			}
-			return g, err
-		})
-	}},
-	{name: "a watch has room for ten values", want: "watch/channel", rule: "driver.Watcher", says: "capacity", plant: func(b *broken) {
-		b.watch = func(ctx context.Context, key string) (<-chan struct{}, error) {
-			in, err := b.Backend.Watch(ctx, key)
-			out := make(chan struct{}, 10)
-			go forward(ctx, in, out, func() bool { return true })
-			return out, err
-		}
-	}},
+		return g, err
+	})},
+	{name: "a watch has room for ten values", want: "watch/channel", rule: "driver.Watcher", says: "capacity", plant: onWatch(func(ctx context.Context, b *broken, key string) (<-chan struct{}, error) {
+		in, err := b.Backend.Watch(ctx, key)
+		out := make(chan struct{}, 10)
+		go forward(ctx, in, out, func() bool { return true })
+		return out, err
+	})},
 	{name: "one watch of a key gets all values", want: "watch/many", rule: "driver.Watcher", plant: func(b *broken) {
 		var first sync.Map
 		b.watch = func(ctx context.Context, key string) (<-chan struct{}, error) {
@@ -250,10 +242,8 @@ var operatorBugs = []bug{
 			return b.Backend.Watch(ctx, key)
 		}
 	}},
-	{name: "the end of a lease wakes nobody", want: "expiry/waiter", rule: "rule 3", says: "did not become free", plant: func(b *broken) {
-		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
-			s, _ := b.Lookup(ctx, req.Key)
-			return b.sleeps(ctx, req, s != nil && len(s.Holders) > 0 && s.Holders[0].TTL < time.Second)
-		}
-	}},
+	{name: "the end of a lease wakes nobody", want: "expiry/waiter", rule: "rule 3", says: "did not become free", plant: onAcquire(func(ctx context.Context, b *broken, req *driver.Request) (driver.Lease, error) {
+		s, _ := b.Lookup(ctx, req.Key)
+		return b.sleeps(ctx, req, s != nil && len(s.Holders) > 0 && s.Holders[0].TTL < time.Second)
+	})},
 }

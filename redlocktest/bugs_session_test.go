@@ -192,11 +192,11 @@ func TestSessionsThatAreCutPass(t *testing.T) {
 // lost sessions does not excuse them. One history may lack such a moment by chance; several do
 // not.
 var sessionBugs = []bug{
-	{name: "goes on with what others get", want: "history/faults", rule: "linearizability | exclusion | rule 8 | driver.Grant.Lost", tries: 100, over: inSession(func(c *tied) { c.goesOn = true })},
-	{name: "takes the locks of others along", want: "history/faults", rule: "linearizability | exclusion | rule 8 | driver.Grant.Lost", tries: 100, over: inSession(func(c *tied) {
+	{name: "goes on with what others get", stress: true, want: "history/faults", rule: "linearizability | exclusion | rule 8 | driver.Grant.Lost", tries: 100, over: inSession(func(c *tied) { c.goesOn = true })},
+	{name: "takes the locks of others along", stress: true, want: "history/faults", rule: "linearizability | exclusion | rule 8 | driver.Grant.Lost", tries: 100, over: inSession(func(c *tied) {
 		c.reach = func(*tied) []*tied { return c.others() }
 	})},
-	{name: "loses by itself", want: "history/faults", rule: "linearizability | exclusion | rule 8 | driver.Grant.Lost", tries: 100, over: inSession(func(c *tied) {
+	{name: "loses by itself", stress: true, want: "history/faults", rule: "linearizability | exclusion | rule 8 | driver.Grant.Lost", tries: 100, over: inSession(func(c *tied) {
 		renew := c.renew
 		c.renew = func(ctx context.Context, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
 			if rand.N(4) == 0 {
@@ -205,7 +205,7 @@ var sessionBugs = []bug{
 			return renew(ctx, l, r)
 		}
 	})},
-	{name: "gives a smaller token after a cut", want: "history/faults", rule: "linearizability | exclusion | rule 8 | driver.Grant.Lost", tries: 100, over: inSession(func(c *tied) {
+	{name: "gives a smaller token after a cut", stress: true, want: "history/faults", rule: "linearizability | exclusion | rule 8 | driver.Grant.Lost", tries: 100, over: inSession(func(c *tied) {
 		var cuts atomic.Uint64
 		reach, sound := c.reach, c.grant
 		c.reach = func(c *tied) []*tied { cuts.Add(1000); return reach(c) }
@@ -232,7 +232,7 @@ var sessionBugs = []bug{
 	{name: "Lost is closed a second after Renew knows", want: "fault/session-lost", rule: "driver.Grant.Lost", over: inSession(func(c *tied) {
 		c.tell = func(lost chan struct{}) { time.AfterFunc(time.Second, func() { close(lost) }) }
 	})},
-	{name: "Lost is closed at the grant", want: "basic/lost", rule: "driver.Grant.Lost", says: "after the grant", over: inSession(func(c *tied) {
+	{name: "Lost is closed at the grant", stress: true, want: "basic/lost", rule: "driver.Grant.Lost", says: "after the grant", over: inSession(func(c *tied) {
 		c.tell = func(chan struct{}) {}
 		acquire := c.acquire
 		c.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
@@ -243,7 +243,7 @@ var sessionBugs = []bug{
 			return l, err
 		}
 	})},
-	{name: "Lost is closed at every renewal", want: "basic/lost", rule: "driver.Grant.Lost", says: "after a renewal", over: inSession(func(c *tied) {
+	{name: "Lost is closed at every renewal", stress: true, want: "basic/lost", rule: "driver.Grant.Lost", says: "after a renewal", over: inSession(func(c *tied) {
 		c.tell = func(chan struct{}) {}
 		renew := c.renew
 		c.renew = func(ctx context.Context, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {

@@ -2,7 +2,6 @@ package redlocktest
 
 import (
 	"errors"
-	"flag"
 	"fmt"
 	"slices"
 	"strings"
@@ -16,19 +15,18 @@ import (
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
-// A bug is planted in a sound backend, and the case that was made for it must find it. One
-// command runs all bugs:
+// A bug is planted in a sound backend, and the case that was made for it must find it, in the default
+// depth; the stress must find some of them too, each fourth in the default depth and all in the deep
+// one. One command prints a table of the bugs, with the case that finds each, the time and the message:
 //
 //	go test -run TestPlantedBugs -v ./redlocktest
-//
-// It prints a table of the bugs, the cases, the times and the messages. Outside of the deep depth it
-// runs a third of the bugs that need a server, but none in SQL, and half of those that run alone;
-// -planted.third says which.
 type bug struct {
 	name string
 	want string // the case that must find it
 	rule string // the beginning of the rule that the failure names; " | " separates several
 	says string // another part of the message
+	// stress says that the stress must find it, too.
+	stress bool
 	// over makes the harness; nil: overMemory.
 	over  func(plant func(*broken)) Harness
 	plant func(b *broken)
@@ -46,60 +44,14 @@ type bug struct {
 
 // plantedIn lists the tables of bugs, by the place where they are planted.
 var plantedIn = []struct {
-	name  string
-	bugs  []bug
-	start func(t *testing.T) // starts a server
-	none  func() bug         // returns the sound backend, without a bug
+	name string
+	bugs []bug
 }{
-	{"memory", memoryBugs, nil, nil},
-	{"waiting", waitingBugs, nil, nil},
-	{"time", timeBugs, nil, nil},
-	{"lease", leaseBugs, nil, nil},
-	{"open", openBugs, nil, nil},
-	{"link", linkBugs, nil, nil},
-	{"session", sessionBugs, nil, nil},
-	{"operator", operatorBugs, nil, nil},
-	{"process", processBugs, startProcesses, soundProcess},
+	{"memory", memoryBugs}, {"waiting", waitingBugs}, {"time", timeBugs}, {"lease", leaseBugs}, {"open", openBugs},
+	{"link", linkBugs}, {"session", sessionBugs}, {"operator", operatorBugs}, {"process", processBugs},
 }
-
-// whole runs the whole suite on each bug, not only the case that was made for it.
-var whole = flag.Bool("planted.whole", false, "run the whole suite on each planted bug in memory, to see which other cases fail")
-
-var plantedShares = flag.Int("planted.shares", 0, "run the case of each planted bug this often, and print how many runs find it")
-
-// thirdBugs says which third of the bugs in real servers a short run uses.
-var thirdBugs = flag.Uint64("planted.third", 0, "which third of the bugs in real servers, and which half of those that run alone, are run outside of the deep depth: 0, 1 or 2")
 
 func deep() bool { return server.IsDeep() }
-
-// some returns the bugs to run: those that run alone, or all others. Outside of the deep depth these
-// are a third of those that need a server, without leaks, and half of those that run alone: the suite
-// waits for seconds before it calls something a leak.
-func some(t *testing.T, bugs []bug, remote, alone bool) (run []bug) {
-	all := 0
-	for i, b := range bugs {
-		if b.alone != alone {
-			continue
-		}
-		all++
-		n := uint64(i)
-		if !deep() && (remote && (n%3 != *thirdBugs%3 || strings.HasPrefix(b.want, "leak/")) || alone && n%2 != *thirdBugs%2) {
-			continue
-		}
-		run = append(run, b)
-	}
-	if len(run) < all {
-		t.Logf("%d of %d bugs are run; -planted.third=%d runs the same", len(run), all, *thirdBugs)
-	}
-	return run
-}
-
-// finding is a line of the table.
-type finding struct {
-	in, name, want string
-	took           time.Duration
-	said           string
-}
 
 // TestPlantedBugs: each bug is found by the case that was made for it.
 func TestPlantedBugs(t *testing.T) {
@@ -109,6 +61,9 @@ func TestPlantedBugs(t *testing.T) {
 
 // TestPlantedBugsThatRunAlone is TestPlantedBugs for the cases that count goroutines or sockets.
 func TestPlantedBugsThatRunAlone(t *testing.T) {
+	if testing.Short() {
+		t.Skip("waits for seconds before it calls something a leak")
+	}
 	if inOwnProcess(t) {
 		plantBugs(t, true)
 	}
@@ -117,81 +72,63 @@ func TestPlantedBugsThatRunAlone(t *testing.T) {
 // plantBugs finds the bugs that run alone, or all others.
 func plantBugs(t *testing.T, alone bool) {
 	var mu sync.Mutex
-	var table []finding
+	var table []string
+	found := 0
 	t.Cleanup(func() {
-		found := 0
-		var text strings.Builder
-		slices.SortStableFunc(table, func(a, b finding) int { return strings.Compare(a.in, b.in) })
-		for _, f := range table {
-			if f.said != "" {
-				found++
-			}
-			fmt.Fprintf(&text, "\n%-8s | %-50s | %-26s | %6.3f s | %s", f.in, f.name, f.want, f.took.Seconds(), f.said)
-		}
-		t.Logf("%d bugs are planted, %d are found:%s", len(table), found, text.String())
+		slices.Sort(table)
+		t.Logf("%d bugs are planted, and %d are found by Run in the default depth:\n%s", len(table), found, strings.Join(table, "\n"))
 	})
 	for _, in := range plantedIn {
 		t.Run(in.name, func(t *testing.T) {
 			if !alone {
 				t.Parallel()
 			}
-			bugs := some(t, in.bugs, in.start != nil, alone)
-			if in.start != nil && !alone {
-				in.start(t)
-				sound(t, bugs, in.none())
+			if in.name == "process" && !alone {
+				if testing.Short() {
+					t.Skip("starts processes")
+				}
+				startProcesses(t)
+				soundProcesses(t)
 			}
-			for _, b := range bugs {
+			for _, b := range in.bugs {
+				if b.alone != alone {
+					continue
+				}
 				t.Run(b.name, func(t *testing.T) {
 					if !b.alone {
 						t.Parallel()
 					}
 					start := time.Now()
-					all := b.find(t)
-					f := finding{in: in.name, name: b.name, want: b.want, took: time.Since(start), said: found(t, b, all)}
+					said := b.said(t, b.find(t))
 					mu.Lock()
 					defer mu.Unlock()
-					table = append(table, f)
+					if said != "" {
+						found++
+					}
+					stress := "     -"
+					if b.stress {
+						stress = "Stress"
+					}
+					table = append(table, fmt.Sprintf("%-8s | %-72s | Run: %-28s | %s | %6.3f s | %s", in.name, b.name, b.want, stress, time.Since(start).Seconds(), said))
 				})
 			}
 		})
 	}
 }
 
-// find runs the suite on a backend with the bug.
-func (b bug) find(t *testing.T) []*Failure {
-	only := b.want
-	if *whole {
-		only = ""
-	}
-	over := b.over
-	if over == nil {
-		over = overMemory
-	}
-	once, runs := func() error { return b.once(over, only) }, max(1, b.tries)
+// find runs the case that was made for the bug on a backend with it, until it fails.
+func (b bug) find(t *testing.T) (all []*Failure) {
+	once, runs := func() error { return b.once() }, max(1, b.tries)
 	if b.check != nil {
 		once = func() error { return b.check(t, b.want) }
 	}
 	if b.check != nil || b.alone { // in real time the machine may stand still
 		runs = max(5, runs)
 	}
-	if *plantedShares > 0 {
-		runs = *plantedShares
-	}
-	var all []*Failure
-	finds := 0
 	check := func() {
-		for range runs {
-			found := failures(t, once())
-			tidy(t, found)
-			if all == nil || b.shownBy(found) != nil {
-				all = found
-			}
-			if b.shownBy(found) == nil {
-				continue
-			}
-			if finds++; *plantedShares == 0 {
-				return
-			}
+		for i := 0; i < runs && b.shownBy(all) == nil; i++ {
+			all = failures(t, once())
+			tidy(t, all)
 		}
 	}
 	if b.alone || b.check != nil {
@@ -199,29 +136,31 @@ func (b bug) find(t *testing.T) []*Failure {
 	} else {
 		synctest.Test(t, func(*testing.T) { check() })
 	}
-	if *plantedShares > 0 {
-		t.Logf("%d of %d runs find it", finds, runs)
-	}
 	return all
 }
 
-func (b bug) once(over func(func(*broken)) Harness, only string) error {
+// harnessed returns the harness of a backend with the bug.
+func (b bug) harnessed() Harness {
+	over := b.over
+	if over == nil {
+		over = overMemory
+	}
 	h := over(b.plant)
-	h.Timeout, h.Short, h.quiet, h.Only = 6*time.Second, true, true, only
-	if b.alone {
-		h.quiet, h.Only = false, b.want
-	}
-	if b.tries > 0 {
-		h.Short, h.steps = false, 20_000 // another try costs less than a long search
-	}
+	h.Timeout, h.quiet = 6*time.Second, true
 	if b.harness != nil {
 		b.harness(&h)
 	}
-	return Check(h)
+	return h
 }
 
-// mostCases is how many cases a single bug may fail: more would be too many to read.
-const mostCases = 16
+func (b bug) once() error {
+	h := b.harnessed()
+	h.Short, h.quiet, h.Only = b.tries == 0, !b.alone, b.want
+	if b.tries > 0 {
+		h.steps = 20_000 // another try costs less than a long search
+	}
+	return Check(h)
+}
 
 // shownBy returns the failure that shows the bug, or nil.
 func (b bug) shownBy(all []*Failure) *Failure {
@@ -234,33 +173,26 @@ func (b bug) shownBy(all []*Failure) *Failure {
 	return nil
 }
 
-// found asserts that the case that was made for a bug failed, that its message says enough to
-// repair the bug, and that few other cases failed. It returns the message.
-func found(t *testing.T, b bug, all []*Failure) (said string) {
+// said asserts that the case that was made for a bug failed, and that its message says enough to
+// repair the bug. It returns the message.
+func (b bug) said(t *testing.T, all []*Failure) string {
 	t.Helper()
-	cases := map[string]bool{}
-	for _, f := range all {
-		cases[f.Case] = true
-	}
-	if f := b.shownBy(all); f != nil {
-		said, _, _ = strings.Cut(f.Text, "\n")
-		if !strings.Contains(f.Pos, ".go:") && !strings.HasPrefix(f.Pos, "the ") && f.Pos != "a panic" {
-			t.Errorf("a failure does not say where it was found: %v", f)
-		}
-	}
-	if said == "" {
+	f := b.shownBy(all)
+	if f == nil {
 		t.Errorf("%s did not fail for %q with %q; the failures are: %v", b.want, b.rule, b.says, all)
+		return ""
 	}
-	if len(cases) > mostCases {
-		t.Errorf("one bug fails %d cases: %v", len(cases), cases)
+	if !strings.Contains(f.Pos, ".go:") && !strings.HasPrefix(f.Pos, "the ") && f.Pos != "a panic" {
+		t.Errorf("a failure does not say where it was found: %v", f)
 	}
-	return said
+	first, _, _ := strings.Cut(f.Text, "\n")
+	return first
 }
 
-// caught is like found, for a bug that is not in a table.
+// caught is said for a bug that is not in a table.
 func caught(t *testing.T, all []*Failure, want, rule string) {
 	t.Helper()
-	found(t, bug{want: want, rule: rule}, all)
+	bug{want: want, rule: rule}.said(t, all)
 }
 
 // overMemory opens clients of one lock space that are all broken in the same way.
@@ -321,28 +253,6 @@ func caseTime(name string, find time.Duration) time.Duration {
 		return time.Minute
 	}
 	return find
-}
-
-// sound runs the cases that find these bugs on a backend without a bug, and in full runs the
-// whole groups of these cases.
-func sound(t *testing.T, bugs []bug, none bug) {
-	t.Helper()
-	cases := map[string]bool{}
-	for _, b := range bugs {
-		only := b.want
-		if group, _, _ := strings.Cut(b.want, "/"); deep() && group != "leak" {
-			only = group
-		}
-		cases[only] = true
-	}
-	for only := range cases {
-		t.Run("sound-"+strings.ReplaceAll(only, "/", "-"), func(t *testing.T) {
-			t.Parallel()
-			if err := none.check(t, only); err != nil {
-				t.Error(err)
-			}
-		})
-	}
 }
 
 // unplanted are the cases for which no bug is planted, and why.

@@ -125,7 +125,7 @@ func oneCounter(expire, drop bool) func(func(*broken)) Harness {
 
 // timeBugs concern TTLs, hints, clocks and tokens.
 var timeBugs = []bug{
-	{name: "a renewal with another TTL extends by the first", want: "expiry/renew-longer", rule: "driver.HeldError", says: "RetryAfter", plant: func(b *broken) {
+	{name: "a renewal with another TTL extends by the first", stress: true, want: "expiry/renew-longer", rule: "driver.HeldError", says: "RetryAfter", plant: func(b *broken) {
 		b.renew = func(ctx context.Context, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
 			if err := b.Info().CheckTTL(r.TTL); err != nil {
 				return driver.Grant{}, err
@@ -139,14 +139,12 @@ var timeBugs = []bug{
 		}
 		b.grant = claimed
 	}},
-	{name: "a renewal's TTL is ignored", want: "expiry/renew-shorter", rule: "rule 3", plant: func(b *broken) {
-		b.renew = func(ctx context.Context, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
-			if err := b.Info().CheckTTL(r.TTL); err != nil {
-				return driver.Grant{}, err
-			}
-			return l.Lease.Renew(ctx, &driver.Renewal{TTL: l.sent.TTL, MinFence: r.MinFence})
+	{name: "a renewal's TTL is ignored", want: "expiry/renew-shorter", rule: "rule 3", plant: onRenew(func(ctx context.Context, b *broken, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
+		if err := b.Info().CheckTTL(r.TTL); err != nil {
+			return driver.Grant{}, err
 		}
-	}},
+		return l.Lease.Renew(ctx, &driver.Renewal{TTL: l.sent.TTL, MinFence: r.MinFence})
+	})},
 	{name: "a shorter renewal is ignored", want: "expiry/renew-shorter", rule: "driver.Lease.Renew", says: "still held", plant: func(b *broken) {
 		b.renew = func(ctx context.Context, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
 			if err := b.Info().CheckTTL(r.TTL); err != nil {
@@ -169,13 +167,13 @@ var timeBugs = []bug{
 			return d / time.Second * time.Second
 		})
 	}},
-	{name: "a TTL is floored to tenths of a second", want: "expiry/odd-ttl", rule: "rule 3", plant: func(b *broken) {
+	{name: "a TTL is floored to tenths of a second", stress: true, want: "expiry/odd-ttl", rule: "rule 3", plant: func(b *broken) {
 		keeps(b, func(d time.Duration) time.Duration { return d / (100 * time.Millisecond) * (100 * time.Millisecond) })
 	}},
-	{name: "the lock is kept 10 ms too short", want: "expiry/retry-after", rule: "driver.HeldError", plant: func(b *broken) {
+	{name: "the lock is kept 10 ms too short", stress: true, want: "expiry/retry-after", rule: "driver.HeldError", plant: func(b *broken) {
 		keeps(b, func(d time.Duration) time.Duration { return d - 10*time.Millisecond })
 	}},
-	{name: "the lock is kept 10 ms too short, and nobody tells", want: "expiry/to-the-millisecond", rule: "rule 3", plant: func(b *broken) {
+	{name: "the lock is kept 10 ms too short, and nobody tells", stress: true, want: "expiry/to-the-millisecond", rule: "rule 3", plant: func(b *broken) {
 		keeps(b, func(d time.Duration) time.Duration { return d - 10*time.Millisecond })
 		verdicts(b, func(he *driver.HeldError) { he.RetryAfter = 0 })
 	}},
@@ -186,7 +184,7 @@ var timeBugs = []bug{
 	{name: "the lock is kept ten times too long, and says so", want: "expiry/retry-after", rule: "driver.HeldError", plant: func(b *broken) {
 		keeps(b, func(d time.Duration) time.Duration { return 10 * d })
 	}},
-	{name: "a lease ends a minute too late after a renewal", want: "expiry/expires", rule: "rule 3", says: "after Renew", plant: func(b *broken) {
+	{name: "a lease ends a minute too late after a renewal", stress: true, want: "expiry/expires", rule: "rule 3", says: "after Renew", plant: func(b *broken) {
 		b.renews(func(ctx context.Context, l *brokenLease, r *driver.Renewal, g driver.Grant, err error) (driver.Grant, error) {
 			if err == nil {
 				g = l.grantUntil(r.TTL)
@@ -197,20 +195,16 @@ var timeBugs = []bug{
 		})
 		b.grant = claimed
 	}},
-	{name: "a lease ends a second too late after a wait", want: "wait/expires-after-wait", rule: "rule 3", plant: func(b *broken) {
-		b.grant = func(l *brokenLease, g driver.Grant) driver.Grant {
-			if l.sent.Wait {
-				g.Expires = g.Expires.Add(time.Second)
-			}
-			return g
+	{name: "a lease ends a second too late after a wait", stress: true, want: "wait/expires-after-wait", rule: "rule 3", plant: onGrant(func(_ *broken, l *brokenLease, g driver.Grant) driver.Grant {
+		if l.sent.Wait {
+			g.Expires = g.Expires.Add(time.Second)
 		}
-	}},
-	{name: "a lease lasts for a tenth of its TTL", want: "expiry/expires", rule: "driver.Lease.Renew", plant: func(b *broken) {
-		b.grant = func(l *brokenLease, g driver.Grant) driver.Grant {
-			g.Expires = g.Expires.Add(-l.sent.TTL * 9 / 10)
-			return g
-		}
-	}},
+		return g
+	})},
+	{name: "a lease lasts for a tenth of its TTL", want: "expiry/expires", rule: "driver.Lease.Renew", plant: onGrant(func(_ *broken, l *brokenLease, g driver.Grant) driver.Grant {
+		g.Expires = g.Expires.Add(-l.sent.TTL * 9 / 10)
+		return g
+	})},
 	{name: "RetryAfter is 1 ns", want: "verdict/held", rule: "driver.HeldError", says: "RetryAfter", plant: func(b *broken) {
 		verdicts(b, func(he *driver.HeldError) { he.RetryAfter = 1 })
 	}},
@@ -223,7 +217,7 @@ var timeBugs = []bug{
 	{name: "Since is a minute late, and no clock is told", want: "verdict/held", rule: "driver.HeldError", says: "Since", plant: func(b *broken) {
 		verdicts(b, func(he *driver.HeldError) { he.Since, he.Clock = he.Since.Add(time.Minute), time.Time{} })
 	}},
-	{name: "tokens by the client's clock", want: "fence/clock", rule: "rule 8", says: "clock", over: func(func(*broken)) Harness {
+	{name: "tokens by the client's clock", stress: true, want: "fence/clock", rule: "rule 8", says: "clock", over: func(func(*broken)) Harness {
 		space := memory.New()
 		open := func(ahead time.Duration) (driver.Backend, error) {
 			b := &broken{Backend: space.Peer()}
@@ -237,7 +231,7 @@ var timeBugs = []bug{
 	}},
 	{name: "a counter that expires with its lock", want: "expiry/counter", rule: "rule 8", over: oneCounter(true, false)},
 	{name: "a counter that is released with its lock", want: "node/floor", rule: "rule 8", over: oneCounter(false, true)},
-	{name: "keys are cut to a CRC of 32 bits", want: "request/key-hashes", rule: "driver.Request", says: "32 bits", plant: func(b *broken) {
+	{name: "keys are cut to a CRC of 32 bits", stress: true, want: "request/key-hashes", rule: "driver.Request", says: "32 bits", plant: func(b *broken) {
 		hashed(b, func(key []byte) uint32 { return crc32.ChecksumIEEE(key) })
 	}},
 	{name: "keys are cut by hashtext", want: "request/key-hashes", rule: "driver.Request", says: "32 bits", plant: func(b *broken) {
@@ -246,10 +240,10 @@ var timeBugs = []bug{
 	{name: "keys without case", want: "request/odd-keys", rule: "driver.Request", plant: func(b *broken) {
 		b.sends(func(req *driver.Request) { req.Key = strings.ToLower(req.Key) })
 	}},
-	{name: "keys are cut to FNV-1a of 32 bits", want: "request/key-hashes", rule: "driver.Request", says: "32 bits", plant: func(b *broken) {
+	{name: "keys are cut to FNV-1a of 32 bits", stress: true, want: "request/key-hashes", rule: "driver.Request", says: "32 bits", plant: func(b *broken) {
 		hashed(b, hashes["FNV-1a"])
 	}},
-	{name: "keys are cut to 4 bytes of SHA-256", want: "request/key-hashes", rule: "driver.Request", says: "32 bits", plant: func(b *broken) {
+	{name: "keys are cut to 4 bytes of SHA-256", stress: true, want: "request/key-hashes", rule: "driver.Request", says: "32 bits", plant: func(b *broken) {
 		hashed(b, hashes["4 bytes of SHA-256"])
 	}},
 }

@@ -81,7 +81,7 @@ var waitingBugs = []bug{
 			return call(ctx, func() error { return l.Lease.Release(ctx) })
 		}
 	}},
-	{name: "one wake-up in twenty lets two in", want: "wait/everyone", rule: "exclusion", says: "critical section", plant: func(b *broken) {
+	{name: "one wake-up in twenty lets two in", stress: true, want: "wait/everyone", rule: "exclusion", says: "critical section", plant: func(b *broken) {
 		var woken atomic.Int64
 		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
 			if !req.Wait {
@@ -109,39 +109,33 @@ var waitingBugs = []bug{
 			}
 		}
 	}},
-	{name: "one wake-up in twenty of a watch lets two in", want: "watch/waiters", rule: "exclusion", says: "critical section", over: overLettingTwoIn},
-	{name: "one wake-up in twenty lets two in, in a history", want: "history/steady", rule: "linearizability | exclusion", tries: 30, over: overLettingTwoIn},
+	{name: "one wake-up in twenty of a watch lets two in", stress: true, want: "watch/waiters", rule: "exclusion", says: "critical section", over: overLettingTwoIn},
+	{name: "one wake-up in twenty lets two in, in a history", stress: true, want: "history/steady", rule: "linearizability | exclusion", tries: 30, over: overLettingTwoIn},
 	{name: "the numbers of a key's queue end, and all later ones are equal", want: "history/steady", rule: "linearizability | exclusion | rule 8", over: overEqualNumbers},
-	{name: "a shared waiter is never woken", want: "shared/waiters", rule: "driver.Request.Wait", plant: func(b *broken) {
-		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
-			return b.sleeps(ctx, req, req.Mode == driver.Shared)
-		}
-	}},
-	{name: "a writer is never woken", want: "shared/writer-waits", rule: "driver.Request.Wait", plant: func(b *broken) {
-		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
-			s, _ := b.Lookup(ctx, req.Key)
-			return b.sleeps(ctx, req, req.Mode == driver.Exclusive && s != nil && s.Mode == driver.Shared)
-		}
-	}},
-	{name: "readers of one process starve a writer", want: "shared/writer-starved", rule: "driver.FeatureQueueing", plant: func(b *broken) {
+	{name: "a shared waiter is never woken", want: "shared/waiters", rule: "driver.Request.Wait", plant: onAcquire(func(ctx context.Context, b *broken, req *driver.Request) (driver.Lease, error) {
+		return b.sleeps(ctx, req, req.Mode == driver.Shared)
+	})},
+	{name: "a writer is never woken", want: "shared/writer-waits", rule: "driver.Request.Wait", plant: onAcquire(func(ctx context.Context, b *broken, req *driver.Request) (driver.Lease, error) {
+		s, _ := b.Lookup(ctx, req.Key)
+		return b.sleeps(ctx, req, req.Mode == driver.Exclusive && s != nil && s.Mode == driver.Shared)
+	})},
+	{name: "readers of one process starve a writer", stress: true, want: "shared/writer-starved", rule: "driver.FeatureQueueing", plant: func(b *broken) {
 		(&readers{}).join(b)
 	}},
-	{name: "readers of several processes starve a writer", want: "shared/writer-starved-clients", rule: "driver.FeatureQueueing", over: func(plant func(*broken)) Harness {
+	{name: "readers of several processes starve a writer", stress: true, want: "shared/writer-starved-clients", rule: "driver.FeatureQueueing", over: func(plant func(*broken)) Harness {
 		all := &readers{}
 		return overMemory(func(b *broken) { all.join(b) })
 	}},
-	{name: "Watch returns before it has subscribed", want: "watch/at-once", rule: "driver.Watcher", plant: func(b *broken) {
-		b.watch = func(ctx context.Context, key string) (<-chan struct{}, error) {
-			out := make(chan struct{}, 1)
-			go func() {
-				time.Sleep(time.Millisecond)
-				if in, err := b.Backend.Watch(ctx, key); err == nil {
-					forward(ctx, in, out, func() bool { return true })
-				}
-			}()
-			return out, nil
-		}
-	}},
+	{name: "Watch returns before it has subscribed", want: "watch/at-once", rule: "driver.Watcher", plant: onWatch(func(ctx context.Context, b *broken, key string) (<-chan struct{}, error) {
+		out := make(chan struct{}, 1)
+		go func() {
+			time.Sleep(time.Millisecond)
+			if in, err := b.Backend.Watch(ctx, key); err == nil {
+				forward(ctx, in, out, func() bool { return true })
+			}
+		}()
+		return out, nil
+	})},
 	{name: "Watch is silent on expiry", want: "expiry/watch", rule: "driver.Watcher", plant: func(b *broken) {
 		var releases, told atomic.Int64
 		b.release = func(ctx context.Context, l *brokenLease) error {
@@ -163,18 +157,16 @@ var waitingBugs = []bug{
 		}
 	}},
 	{name: "a watch does not survive a restart", want: "fault/restart-watch", rule: "driver.Watcher", over: overLinks, plant: diesWithItsConnection},
-	{name: "a watch misses what happened behind a partition", want: "fault/partition-watch", rule: "driver.Watcher", over: overLinks, plant: func(b *broken) {
-		b.watch = func(ctx context.Context, key string) (<-chan struct{}, error) {
-			in, err := b.Backend.Watch(ctx, key)
-			out := make(chan struct{}, 1)
-			go forward(ctx, in, out, func() bool {
-				b.link.mu.Lock()
-				defer b.link.mu.Unlock()
-				return !b.link.broken
-			})
-			return out, err
-		}
-	}},
+	{name: "a watch misses what happened behind a partition", want: "fault/partition-watch", rule: "driver.Watcher", over: overLinks, plant: onWatch(func(ctx context.Context, b *broken, key string) (<-chan struct{}, error) {
+		in, err := b.Backend.Watch(ctx, key)
+		out := make(chan struct{}, 1)
+		go forward(ctx, in, out, func() bool {
+			b.link.mu.Lock()
+			defer b.link.mu.Unlock()
+			return !b.link.broken
+		})
+		return out, err
+	})},
 }
 
 // overLettingTwoIn grants the lock to every twentieth owner that a watch woke, even if another

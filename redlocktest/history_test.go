@@ -174,7 +174,7 @@ func TestAnUndecidedHistoryIsAFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := brokenHarness(func(*broken) {})
 		h.steps, h.Only = 1, "history/steady"
-		found(t, bug{want: "history/steady", rule: "a run that proves nothing", says: "could not decide"}, failures(t, Check(h)))
+		bug{want: "history/steady", rule: "a run that proves nothing", says: "could not decide"}.said(t, failures(t, Check(h)))
 	})
 }
 

@@ -1,7 +1,6 @@
 package redlocktest
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -47,135 +46,50 @@ func TestStressOfMemory(t *testing.T) {
 	Stress(t, memoryHarness(), o)
 }
 
-// A run of the stress finds each of stressFinds with a probability of more than 0.3, which
-// stressShares measures. Even one of 0.13 is missed by stressTries runs in a row only once in a
+// stressTries is how often the stress is run on a bug that it must find: one run finds each with a
+// probability of more than 0.3, and even one of 0.13 is missed by so many in a row only once in a
 // million times.
-const (
-	leastShare  = 0.3
-	stressTries = 100
-)
+const stressTries = 100
 
-var stressShares = flag.Int("stress.shares", 0, "run the stress this often on each planted bug, and print which share of the runs finds it")
-
-// stressFinds are the bugs that the stress must find.
-var stressFinds = []string{
-	"lease/Grant goes back beside a renewal",
-	"lease/no reply is dropped",
-	"lease/the hooks of the harness do nothing",
-	"link/a lease dies with its connection",
-	"link/an outage is contention",
-	"memory/ErrHeld without HeldError",
-	"memory/a second release drops another's share",
-	"memory/check, then set",
-	"memory/keeps for half the TTL",
-	"memory/keeps the caller's request",
-	"memory/names the asker as holder",
-	"memory/no drift",
-	"memory/reentrant",
-	"memory/release ignores the owner",
-	"memory/releases later",
-	"memory/renew extends nothing",
-	"memory/renew ignores the owner",
-	"memory/renew takes again",
-	"memory/second release fails",
-	"memory/shared lets exclusive in",
-	"memory/the end of a wait is held alone",
-	"memory/tokens from 1",
-	"memory/tokens of whole milliseconds",
-	"memory/two spaces",
-	"open/a password in a notice",
-	"session/Lost is closed at every renewal",
-	"session/Lost is closed at the grant",
-	"session/gives a smaller token after a cut",
-	"session/goes on with what others get",
-	"session/loses by itself",
-	"session/takes the locks of others along",
-	"time/a TTL is floored to tenths of a second",
-	"time/a lease ends a minute too late after a renewal",
-	"time/a renewal with another TTL extends by the first",
-	"time/a lease ends a second too late after a wait",
-	"time/keys are cut to 4 bytes of SHA-256",
-	"time/keys are cut to FNV-1a of 32 bits",
-	"time/keys are cut to a CRC of 32 bits",
-	"time/the lock is kept 10 ms too short",
-	"time/the lock is kept 10 ms too short, and nobody tells",
-	"time/tokens by the client's clock",
-	"waiting/one wake-up in twenty lets two in",
-	"waiting/one wake-up in twenty lets two in, in a history",
-	"waiting/one wake-up in twenty of a watch lets two in",
-	"waiting/readers of one process starve a writer",
-	"waiting/readers of several processes starve a writer",
-}
-
-// untried returns why the stress is not tried on a bug; empty: it is.
-func (b bug) untried(in string) string {
-	switch {
-	case b.alone:
-		return "it shows only in the number of goroutines or sockets, which the stress does not count"
-	case in == "process":
-		return "it is in another process, in real time: TestStressOfProcessesWithClocksOfTheirOwn tries two of them"
-	case b.check != nil:
-		return "it is in what a real server runs, in real time; bugs like it are tried in memory"
-	}
-	return ""
-}
-
-// TestStressFindsPlantedBugs prints which bugs in this process the stress finds, which only a
-// case of the suite finds, because the stress sees only a wrong order of calls and not a wrong
-// hint or a leak, and which it was not tried on. Outside of the deep depth it runs a few of those that
-// it must find.
+// TestStressFindsPlantedBugs prints which bugs in this process the stress finds, and which only a
+// case of the suite finds, because the stress sees only a wrong order of calls and not a wrong hint or
+// a leak. Outside of the deep depth it runs a few of those that it must find.
 func TestStressFindsPlantedBugs(t *testing.T) {
-	type line struct{ name, found string }
 	var mu sync.Mutex
-	var lines, untried []line
+	var lines []string
+	n, must := 0, 0
 	t.Cleanup(func() {
-		slices.SortFunc(lines, func(a, b line) int { return strings.Compare(a.name, b.name) })
-		n, text := 0, ""
-		for _, l := range lines {
-			if l.found != "" {
-				n++
-			}
-			text += fmt.Sprintf("\n%-60s | %s", l.name, cmp.Or(l.found, "by its case alone"))
-		}
-		for _, l := range untried {
-			text += fmt.Sprintf("\n%-60s | not tried: %s", l.name, l.found)
-		}
-		t.Logf("stress finds %d of %d bugs, and was not tried on %d more:%s", n, len(lines), len(untried), text)
+		slices.Sort(lines)
+		t.Logf("stress finds %d of %d bugs:\n%s", n, len(lines), strings.Join(lines, "\n"))
 	})
 	for _, in := range plantedIn {
 		for _, b := range in.bugs {
-			name := in.name + "/" + b.name
-			if why := b.untried(in.name); why != "" {
-				untried = append(untried, line{name, why})
+			if b.alone || b.check != nil { // the number of goroutines, or other processes
 				continue
 			}
-			sure := slices.Contains(stressFinds, name)
-			if at := slices.Index(stressFinds, name); !deep() && (!sure || at%4 != 0) {
+			if b.stress {
+				must++
+			}
+			if !deep() && (!b.stress || must%4 != 0) {
 				continue
 			}
-			t.Run(name, func(t *testing.T) {
+			t.Run(in.name+"/"+b.name, func(t *testing.T) {
 				t.Parallel()
-				finds, tries, found := 0, 0, ""
-				for tries < max(1, *stressShares) || sure && finds == 0 && tries < stressTries {
-					var all []*Failure
+				var all []*Failure
+				for tries := 0; tries == 0 || b.stress && len(all) == 0 && tries < stressTries; tries++ {
 					synctest.Test(t, func(t *testing.T) { all = stressed(t, b, StressOptions{Operations: 3000}) })
-					if tries++; len(all) > 0 {
-						finds++
-						found, _, _ = strings.Cut(all[0].Text, "\n")
-					}
 				}
-				if sure && finds == 0 {
-					t.Errorf("the stress does not find it in %d runs", tries)
-				}
-				if share := float64(finds) / float64(tries); *stressShares > 0 {
-					t.Logf("%.3f of %d runs find it: %s", share, tries, found)
-					if sure && share < leastShare {
-						t.Error("the share is too small for the table")
-					}
+				if b.stress && len(all) == 0 {
+					t.Errorf("the stress does not find it in %d runs", stressTries)
 				}
 				mu.Lock()
 				defer mu.Unlock()
-				lines = append(lines, line{name, found})
+				found := "by its case alone"
+				if len(all) > 0 {
+					n++
+					found, _, _ = strings.Cut(all[0].Text, "\n")
+				}
+				lines = append(lines, fmt.Sprintf("%-9s | %-60s | %s", in.name, b.name, found))
 			})
 		}
 	}
@@ -183,15 +97,7 @@ func TestStressFindsPlantedBugs(t *testing.T) {
 
 // stressed runs the stress on a bug.
 func stressed(t *testing.T, b bug, o StressOptions) []*Failure {
-	over := b.over
-	if over == nil {
-		over = overMemory
-	}
-	h := over(b.plant)
-	h.Timeout, h.quiet = 6*time.Second, true
-	if b.harness != nil {
-		b.harness(&h)
-	}
+	h := b.harnessed()
 	report, err := ExamineStress(t.Context(), h, o)
 	if err != nil {
 		t.Fatal(err)
@@ -319,13 +225,13 @@ func TestWhatAStressTells(t *testing.T) {
 
 // TestTheCommandThatRepeatsAStress has the flags that change the run.
 func TestTheCommandThatRepeatsAStress(t *testing.T) {
-	f := flag.Lookup("stress.shares")
+	f := flag.Lookup("long")
 	if err := flag.Set(f.Name, f.Value.String()); err != nil {
 		t.Fatal(err)
 	}
 	got := func() string { return testCommand("TestStress/redis") }()
 	for want, there := range map[string]bool{
-		"go test -count=1": true, " -run '^TestStress$/^redis$' ": true, "/redlocktest -": true, " -stress.shares=" + f.Value.String(): true,
+		"go test -count=1": true, " -run '^TestStress$/^redis$' ": true, "/redlocktest -": true, " -long=" + f.Value.String(): true,
 		" -short=true": testing.Short(), "testlogfile": false,
 	} {
 		if strings.Contains(got, want) != there {

@@ -94,8 +94,7 @@ func inOwnProcess(t *testing.T) bool {
 		return true
 	}
 	t.Parallel()
-	cmd := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v", fmt.Sprintf("-test.short=%v", testing.Short()),
-		fmt.Sprintf("-planted.third=%d", *thirdBugs), fmt.Sprintf("-planted.shares=%d", *plantedShares))
+	cmd := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v", fmt.Sprintf("-test.short=%v", testing.Short()))
 	if end, ok := t.Deadline(); ok {
 		cmd.Args = append(cmd.Args, "-test.timeout="+time.Until(end).String())
 	}
