@@ -97,8 +97,7 @@ func cancelledCutOff(r *run) {
 	for i := range keys {
 		keys[i] = r.key()
 	}
-	f := r.h.Faults
-	heal := r.inject(func() error { return f.Partition(a) }, func() error { return f.Heal(a) })
+	heal := r.cutOff(a)
 	returned := r.async(func() {
 		r.together(n, func(i int) {
 			ctx, cancel := context.WithCancel(context.Background())

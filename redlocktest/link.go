@@ -149,13 +149,8 @@ func hungClose(r *run) {
 			r.note("Close behind a link that hangs gives %v", err)
 		}
 	})
-	for what, done := range map[string]<-chan struct{}{"Close": over, "a call that was under way at Close": calls} {
-		select {
-		case <-done:
-		case <-r.ctx.Done():
-			r.fatal(closing, "%s does not return behind a link that hangs", what)
-		}
-	}
+	r.await(over, closing, "Close does not return behind a link that hangs")
+	r.await(calls, closing, "a call that was under way at Close does not return behind a link that hangs")
 	r.join(calls)
 	r.release(l)
 }
@@ -247,11 +242,7 @@ func silentWaiter(r *run) {
 		r.record(closing, "Close gives %v", err)
 	}
 	r.release(l)
-	select {
-	case <-woken:
-	case <-r.ctx.Done():
-		r.fatal(waiting, "a waiter whose link hangs keeps the lock from the next one: it was released, and nobody has got it")
-	}
+	r.await(woken, waiting, "a waiter whose link hangs keeps the lock from the next one: it was released, and nobody has got it")
 	cancel()
 	heal()
 	r.join(first)

@@ -107,9 +107,7 @@ func outage(r *run) {
 		cancel()
 		r.outcomeUnknown("Acquire that may wait, during an outage,", err)
 	}
-	ctx, cancel := context.WithTimeout(r.ctx, 100*time.Millisecond)
-	_, err := l.Renew(ctx, &driver.Renewal{TTL: r.long()})
-	cancel()
+	err := r.renewSoon(l)
 	if !r.info.Features.Has(driver.FeatureSession) { // whose locks may be lost with it
 		r.outcomeUnknown("Renew during an outage", err)
 	} else if r.saw(err) == granted {
@@ -117,6 +115,14 @@ func outage(r *run) {
 	}
 	heal()
 	r.release(r.eventually(b, driver.Request{Key: free}))
+}
+
+// renewSoon renews a lease under a context that soon ends.
+func (r *run) renewSoon(l *lease) error {
+	ctx, cancel := context.WithTimeout(r.ctx, 50*time.Millisecond)
+	defer cancel()
+	_, err := l.Renew(ctx, &driver.Renewal{TTL: r.long()})
+	return err
 }
 
 // outageInspect checks that an operator is not told that all is well while no server can answer.
@@ -178,17 +184,13 @@ func outageRelease(r *run) {
 	case v != granted:
 		r.fatal(releasing, "Release gives %v though no server can answer: %v", v, err)
 	default:
-		next, err := r.try(b, driver.Request{Key: key})
-		for (r.saw(err) == unknown || r.saw(err) == later) && r.pause(poll) {
-			next, err = r.try(b, driver.Request{Key: key})
-		}
-		if r.saw(err) == held && r.valid(l) {
+		v, _, err := r.settle(releasing, "Acquire after an outage", func() error {
+			_, err := r.try(b, driver.Request{Key: key})
+			return err
+		})
+		if v == held && r.valid(l) {
 			r.fatal(releasing, "Release returned nil though no server could be reached, and the lock is still there: its error was swallowed: %v", err)
 		}
-		if err == nil {
-			r.release(next)
-		}
-		r.freeAfter(releasing, b, key)
 	}
 }
 
@@ -281,14 +283,13 @@ func restartWatch(r *run) {
 
 // partitionWatch checks that a watch signals a release that it missed while its connection was cut.
 func partitionWatch(r *run) {
-	f := r.h.Faults
 	a, b := r.pair()
 	key := r.key()
 	l := r.grant(a, driver.Request{Key: key})
 	ctx, cancel := context.WithCancel(r.ctx)
 	defer cancel()
 	ch := r.watch(ctx, b, key)
-	heal := r.inject(func() error { return f.Partition(b) }, func() error { return f.Heal(b) })
+	heal := r.cutOff(b)
 	r.release(l)
 	r.pause(20 * time.Millisecond)
 	heal()
@@ -337,15 +338,12 @@ func pauseServers(r *run) {
 // token. After the link is restored the old holder learns of the loss, and does not disturb the
 // new one.
 func partition(r *run) {
-	f := r.h.Faults
 	a, b := r.pair()
 	key := r.key()
 	l := r.grant(a, driver.Request{Key: key, TTL: r.short()})
 	g := l.Grant()
-	heal := r.inject(func() error { return f.Partition(a) }, func() error { return f.Heal(a) })
-	ctx, cancel := context.WithTimeout(r.ctx, 50*time.Millisecond)
-	_, err := l.Renew(ctx, &driver.Renewal{TTL: r.long()})
-	cancel()
+	heal := r.cutOff(a)
+	err := r.renewSoon(l)
 	if r.valid(l) {
 		r.outcomeUnknown("Renew behind a partition", err)
 	}
@@ -362,14 +360,11 @@ func partition(r *run) {
 
 // partitionHeals checks that a lease whose renewals failed for a while goes on.
 func partitionHeals(r *run) {
-	f := r.h.Faults
 	a, b := r.pair()
 	key := r.key()
 	l := r.grant(a, driver.Request{Key: key})
-	heal := r.inject(func() error { return f.Partition(a) }, func() error { return f.Heal(a) })
-	ctx, cancel := context.WithTimeout(r.ctx, 50*time.Millisecond)
-	_, err := l.Renew(ctx, &driver.Renewal{TTL: r.long()})
-	cancel()
+	heal := r.cutOff(a)
+	err := r.renewSoon(l)
 	r.outcomeUnknown("Renew behind a partition", err)
 	r.refuse(b, driver.Request{Key: key}, l)
 	heal()

@@ -138,11 +138,7 @@ func killedWaiter(r *run) {
 	p.Kill()
 	r.join(dead)
 	r.release(l)
-	select {
-	case <-woken:
-	case <-r.ctx.Done():
-		r.fatal(waiting, "a process was killed while it waited, and the next waiter does not get the lock")
-	}
+	r.await(woken, waiting, "a process was killed while it waited, and the next waiter does not get the lock")
 	r.join(woken)
 	r.free(a, key)
 }

@@ -196,6 +196,15 @@ func (r *run) join(done <-chan struct{}) {
 	}
 }
 
+// await returns when done is closed. If the case's time is over before, the rule is broken.
+func (r *run) await(done <-chan struct{}, broken rule, what string) {
+	select {
+	case <-done:
+	case <-r.ctx.Done():
+		r.fatal(broken, "%s", what)
+	}
+}
+
 // pause waits for d, and reports false if the case's time is over.
 func (r *run) pause(d time.Duration) bool {
 	t := time.NewTimer(d)

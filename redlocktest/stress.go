@@ -4,12 +4,10 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"math/rand/v2"
 	"os"
 	"runtime"
-	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
@@ -42,8 +40,6 @@ type StressOptions struct {
 	// environment variable REDLOCKTEST_SEED. The same seed makes the same choices, but the
 	// machine's timing differs.
 	Seed uint64
-	// Command is the command that repeats the stress, for its report; empty: that of the test.
-	Command string
 	// Progress is called about once a second.
 	Progress func(StressReport)
 
@@ -53,7 +49,6 @@ type StressOptions struct {
 // A StressReport is the result of a stress.
 type StressReport struct {
 	Seed       uint64           `json:"seed"`
-	Command    string           `json:"command,omitempty"` // that repeats it
 	Took       time.Duration    `json:"nanoseconds"`
 	Operations int64            `json:"operations"`
 	Calls      map[string]int64 `json:"calls"` // operations by what was called
@@ -93,13 +88,10 @@ type FaultCount struct {
 // A record that the checker cannot decide is a failure. So is one that proves nothing: too
 // little contention, or faults without an effect. No call fails because it took long. A
 // failure shows the shortest part of the record that breaks the rule, in words, and names the
-// file that has all of it, the seed, and the command that runs it again.
+// file that has all of it, and the seed.
 func Stress(t *testing.T, h Harness, o StressOptions) {
 	t.Helper()
 	h.Short = h.Short || testing.Short()
-	if o.Command == "" {
-		o.Command = testCommand(t.Name())
-	}
 	ctx, cancel := t.Context(), context.CancelFunc(func() {})
 	if end := timeOf(t); !end.IsZero() {
 		ctx, cancel = context.WithDeadline(ctx, end)
@@ -139,32 +131,6 @@ func sortedKeys[V any](m map[string]V) []string {
 	}
 	slices.Sort(keys)
 	return keys
-}
-
-// testCommand returns the command that repeats a test of the package that called Stress, with the
-// flags that this process was given. It runs in the package's module.
-func testCommand(test string) string {
-	pkg := "."
-	if pc, _, _, ok := runtime.Caller(2); ok {
-		name := runtime.FuncForPC(pc).Name() // example.org/dir/pkg_test.TestStress.func1
-		slash := strings.LastIndexByte(name, '/') + 1
-		base, _, _ := strings.Cut(name[slash:], ".")
-		pkg = name[:slash] + strings.TrimSuffix(base, "_test")
-	}
-	command, own := "go test -count=1", ""
-	if info, ok := debug.ReadBuildInfo(); ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"}) {
-		command += " -race"
-	}
-	flag.Visit(func(f *flag.Flag) {
-		name, tests := strings.CutPrefix(f.Name, "test.")
-		switch {
-		case !tests:
-			own += fmt.Sprintf(" -%s=%v", name, f.Value)
-		case name == "short", name == "timeout", name == "cpu":
-			command += fmt.Sprintf(" -%s=%v", name, f.Value)
-		}
-	})
-	return fmt.Sprintf("%s -run '^%s$' %s%s", command, strings.ReplaceAll(test, "/", "$/^"), pkg, own)
 }
 
 // complete returns o with its defaults.
@@ -217,10 +183,7 @@ func ExamineStress(ctx context.Context, h Harness, o StressOptions) (*StressRepo
 	if err != nil {
 		return nil, err
 	}
-	st := &stress{o: o, outer: ctx, limit: limit, command: fmt.Sprintf("REDLOCKTEST_SEED=%d %s", o.Seed, o.Command)}
-	if o.Command == "" {
-		st.command = ""
-	}
+	st := &stress{o: o, outer: ctx, limit: limit}
 	r := s.attempt("stress", testCase{name: "stress", do: st.do}, 1)
 	if r.startOverReason != "" && len(r.failures) == 0 {
 		r.recordAt("the stress", nothingShown, "%s", r.startOverReason)
@@ -233,10 +196,9 @@ func ExamineStress(ctx context.Context, h Harness, o StressOptions) (*StressRepo
 // stress is one run.
 type stress struct {
 	*run
-	o       StressOptions
-	outer   context.Context // of the caller
-	limit   time.Duration
-	command string
+	o     StressOptions
+	outer context.Context // of the caller
+	limit time.Duration
 
 	start   time.Time
 	clock   atomic.Int64 // the last instant that now returned
@@ -426,7 +388,7 @@ func (s *stress) report() *StressReport {
 	if took == 0 {
 		took = time.Since(s.start)
 	}
-	r := &StressReport{Seed: s.o.Seed, Command: s.command, Took: took, Operations: s.ops.Load(), Calls: map[string]int64{}, Keys: s.keys.Load(),
+	r := &StressReport{Seed: s.o.Seed, Took: took, Operations: s.ops.Load(), Calls: map[string]int64{}, Keys: s.keys.Load(),
 		Grants: s.grants.Load(), Refusals: s.refusals.Load(), Unknown: s.unknowns.Load(), Losses: s.losses.Load(), Expired: s.expired.Load(), Hardest: s.hardest.Load(), Faults: s.faultCounts()}
 	for i := range s.calls {
 		if n := s.calls[i].Load(); n > 0 {

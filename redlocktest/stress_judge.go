@@ -41,7 +41,8 @@ func (s *stress) judge(k *stressKey) {
 		f = s.fault(k.ops)
 	}
 	if f != nil && s.found.CompareAndSwap(false, true) {
-		s.record(f.broken, "%s\nThe shortest part of the record that shows it:\n%s%s", f.text, words(f.window), s.where(k))
+		s.record(f.broken, "%s\nThe shortest part of the record that shows it:\n%sAll calls of the key: %s\nThe seed %d makes the same choices again (REDLOCKTEST_SEED, --seed)",
+			f.text, words(f.window), keep(words(k.ops)), s.o.Seed)
 	}
 	k.ops = nil
 }
@@ -421,15 +422,6 @@ func words(ops []porcupine.Operation) string {
 		fmt.Fprintf(&text, "\t%s to %-12s client %d, attempt %d %s: %s\n", stamp(o.Call), ret, o.ClientId, in.who, what, answer)
 	}
 	return text.String()
-}
-
-// where names the file with all calls of a key, and the command that runs the stress again.
-func (s *stress) where(k *stressKey) string {
-	text := fmt.Sprintf("All calls of the key: %s\nSeed: %d", keep(words(k.ops)), s.o.Seed)
-	if s.command != "" {
-		text += "\nRun it again: " + s.command
-	}
-	return text
 }
 
 // keep writes a text to a file, and returns the file's path.

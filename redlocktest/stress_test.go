@@ -3,7 +3,6 @@ package redlocktest
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"maps"
 	"os"
@@ -203,16 +202,16 @@ func overDead(plant func(*Faults)) Harness {
 }
 
 // TestWhatAStressTells: the failure has the shortest part in words, the file with all calls, and the
-// command that runs it again.
+// seed.
 func TestWhatAStressTells(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		report, err := ExamineStress(t.Context(), overMemory(planted("reentrant")), StressOptions{Operations: 3000, Seed: 7, Command: "go test ."})
+		report, err := ExamineStress(t.Context(), overMemory(planted("reentrant")), StressOptions{Operations: 3000, Seed: 7})
 		if err != nil || len(report.Failures) != 1 {
 			t.Fatalf("%v: %v", report, err)
 		}
 		text := report.Failures[0].Text
 		said := regexp.MustCompile(`two owners at once(?s:.*)\nThe shortest part of the record that shows it:\n((?:\t.* asks for the lock.*: granted, token .*\n|\t.*\n)+)` +
-			`All calls of the key: (.*)\nSeed: 7\nRun it again: REDLOCKTEST_SEED=7 go test \.$`).FindStringSubmatch(text)
+			`All calls of the key: (.*)\nThe seed 7 makes the same choices`).FindStringSubmatch(text)
 		if said == nil {
 			t.Fatalf("it says:\n%s", text)
 		}
@@ -221,21 +220,4 @@ func TestWhatAStressTells(t *testing.T) {
 			t.Errorf("%v: all calls of the key are\n%s\nand the part is\n%s", err, all, said[1])
 		}
 	})
-}
-
-// TestTheCommandThatRepeatsAStress has the flags that change the run.
-func TestTheCommandThatRepeatsAStress(t *testing.T) {
-	f := flag.Lookup("long")
-	if err := flag.Set(f.Name, f.Value.String()); err != nil {
-		t.Fatal(err)
-	}
-	got := func() string { return testCommand("TestStress/redis") }()
-	for want, there := range map[string]bool{
-		"go test -count=1": true, " -run '^TestStress$/^redis$' ": true, "/redlocktest -": true, " -long=" + f.Value.String(): true,
-		" -short=true": testing.Short(), "testlogfile": false,
-	} {
-		if strings.Contains(got, want) != there {
-			t.Errorf("%q has %q: %v", got, want, !there)
-		}
-	}
 }

@@ -275,7 +275,7 @@ func (o *options) harness(url string) (h redlocktest.Harness, noLinks string) {
 
 // addStress stresses the URL with clients in this process, and in others if there is h.Process.
 func (o *options) addStress(ctx context.Context, url string, h redlocktest.Harness, r *report, stderr io.Writer) error {
-	s := redlocktest.StressOptions{Duration: o.stress, Seed: o.seed, Command: o.again(url)}
+	s := redlocktest.StressOptions{Duration: o.stress, Seed: o.seed}
 	if !o.quiet {
 		s.Progress = func(p redlocktest.StressReport) {
 			fmt.Fprintf(stderr, "%s stress\t%d operations\t%d granted\t%d refused\t%.0f s\n", r.Backend, p.Operations, p.Grants, p.Refusals, p.Took.Seconds())
@@ -286,25 +286,6 @@ func (o *options) addStress(ctx context.Context, url string, h redlocktest.Harne
 		r.Stress, r.OK = found, r.OK && len(found.Failures) == 0
 	}
 	return err
-}
-
-// again returns the command that repeats the stress of a URL. One with a password stays in the
-// environment.
-func (o *options) again(url string) string {
-	words := []string{"redlocktest", "--stress", o.stress.String(), "--ttl", o.ttl.String(), "--timeout", o.timeout.String()}
-	if o.short {
-		words = append(words, "--short")
-	}
-	if o.faults {
-		words = append(words, "--faults")
-	}
-	for _, name := range slices.Sorted(maps.Keys(o.skip)) {
-		words = append(words, "--skip", name)
-	}
-	if !dsn.HasPassword(url) {
-		words = append(words, "'"+strings.ReplaceAll(url, "'", `'\''`)+"'")
-	}
-	return strings.Join(words, " ")
 }
 
 // betweenTries is the pause before a request is repeated.

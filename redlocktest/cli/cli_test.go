@@ -8,7 +8,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"slices"
@@ -153,22 +152,6 @@ func TestTheStressIsPartOfTheReport(t *testing.T) {
 		}
 		if r.NoLinks == "" {
 			t.Errorf("the links of %s were broken without --faults", r.Backend)
-		}
-	}
-}
-
-// TestTheStressCanBeRepeated: the command that the report prints has all flags that change the
-// stress, and no password.
-func TestTheStressCanBeRepeated(t *testing.T) {
-	flags := "redlocktest --stress 3s --ttl 250ms --timeout 1m0s --short --faults --skip link --skip wait/order"
-	for url, want := range map[string]string{
-		"memory:it's":               flags + ` 'memory:it'\''s'`,
-		"redis://:s3cret-word@h:1/": flags,
-	} {
-		t.Setenv(envURL, url)
-		o, _ := parse([]string{"--skip", "wait/order", "--faults", "--short", "--timeout", "60s", "--ttl", "250ms", "--stress", "3s", "--skip", "link"}, io.Discard, io.Discard)
-		if got := o.again(url); got != want {
-			t.Errorf("the stress of %s is repeated by %s, want %s", url, got, want)
 		}
 	}
 }
