@@ -69,6 +69,22 @@ func (r *run) count(of func() (int, error), most int) int {
 	return n
 }
 
+// grows does something in several rounds, and reports whether the number grew by more than few in each of
+// them: what is kept for later fills up once, a leak grows. It returns the last number.
+func (r *run) grows(of func() (int, error), few int, round func()) (last int, grew bool) {
+	const rounds = 3
+	before := r.now(of)
+	for range rounds {
+		round()
+		now := r.count(of, before+few)
+		if now <= before+few {
+			return now, false
+		}
+		before = now
+	}
+	return before, true
+}
+
 // backendConnections opens, uses and closes backends, and checks that their connections are closed.
 func backendConnections(r *run) {
 	connections := r.suite.connections()
@@ -87,16 +103,14 @@ func backendConnections(r *run) {
 	}
 }
 
-// cancelledConnections cancels many attempts, in several rounds: a pool fills up once, a leak
-// grows with every round. They are cancelled at an instant that adapts to the duration of attempts,
+// cancelledConnections cancels many attempts, at an instant that adapts to the duration of attempts,
 // which is longer while connections are made, so that about half of them end before their
 // cancellation.
 func cancelledConnections(r *run) {
 	connections, b := r.suite.connections(), r.client()
 	after := r.howLong(b)
-	const n, few, rounds = 36, 4, 3
-	before := r.now(connections)
-	for range rounds {
+	const n = 36
+	if left, grew := r.grows(connections, 4, func() {
 		for i := range n {
 			ctx, cancel := context.WithCancel(context.Background())
 			t := time.AfterFunc(rand.N(2*after), cancel)
@@ -110,13 +124,9 @@ func cancelledConnections(r *run) {
 			t.Stop()
 			cancel()
 		}
-		now := r.count(connections, before+few)
-		if now <= before+few {
-			return
-		}
-		before = now
+	}); grew {
+		r.suspect(noLeaks, "the connections grow with every %d attempts that are cancelled, to %d: the connection of a cancelled attempt is neither closed nor used again", n, left)
 	}
-	r.suspect(noLeaks, "the connections grow with every %d attempts that are cancelled, to %d: the connection of a cancelled attempt is neither closed nor used again", n, before)
 }
 
 // leaseGoroutines checks that no lease has a goroutine of its own, while it is held or after
@@ -159,14 +169,9 @@ func leaseGoroutines(r *run) {
 }
 
 // waitsLeak ends many waits, and checks that neither goroutines nor connections are left of them.
-// A driver may keep some of both for later waits, so only a number that grows in each round counts.
 func waitsLeak(r *run) {
 	a, b := r.pair()
-	const n, few, rounds = 40, 20, 3
-	counts := map[string]func() (int, error){"goroutines": func() (int, error) { return runtime.NumGoroutine(), nil }}
-	if c := r.suite.connections(); c != nil {
-		counts["connections"] = c
-	}
+	const n = 40
 	keys := make([]string, n)
 	for i := range keys {
 		keys[i] = r.key()
@@ -185,25 +190,17 @@ func waitsLeak(r *run) {
 		cancel()
 		r.join(ended)
 	}
-	before, grown := map[string]int{}, map[string]int{}
 	round() // makes connections
-	for what, of := range counts {
-		before[what] = r.count(of, 0)
-	}
-	for range rounds {
-		round()
-		for what, of := range counts {
-			now := r.count(of, before[what]+few)
-			if now > before[what]+few {
-				grown[what]++
-			}
-			before[what] = now
+	count := func() (int, error) {
+		goroutines, connections := runtime.NumGoroutine(), r.suite.connections()
+		if connections == nil {
+			return goroutines, nil
 		}
+		open, err := connections()
+		return goroutines + open, err
 	}
-	for what, times := range grown {
-		if times == rounds {
-			r.suspect(noLeaks, "the %s grow with every %d waits that are cancelled, to %d\n%s", what, n, before[what], commonStack())
-		}
+	if left, grew := r.grows(count, n/2, round); grew {
+		r.suspect(noLeaks, "the goroutines or the connections grow with every %d waits that are cancelled, to %d in all\n%s", n, left, commonStack())
 	}
 }
 

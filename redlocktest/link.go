@@ -94,31 +94,21 @@ func (r *run) untouched(b driver.Backend, key string, last uint64) {
 func hungLink(r *run) {
 	a, b := r.pair()
 	r.release(r.grant(a, driver.Request{Key: r.key()}))
-	const callers, few, rounds = 40, 20, 3
+	const callers = 40
 	connections := r.suite.connections()
-	count := func() int {
-		if connections == nil {
-			return 0
-		}
-		return r.now(connections)
+	if connections == nil {
+		connections = func() (int, error) { return 0, nil }
 	}
-	before := count()
 	heal := r.cutOff(a)
 	keys := make([]string, callers)
-	for round := 1; ; round++ {
+	if left, grew := r.grows(connections, callers/2, func() {
 		r.together(callers, func(i int) {
 			keys[i] = r.key()
 			_, err := r.tryCtx(context.WithoutCancel(r.ctx), a, driver.Request{Key: keys[i]})
 			r.outcomeUnknown("Acquire behind a link that hangs", err)
 		})
-		now := count()
-		if now <= before+few {
-			break
-		}
-		if round == rounds {
-			r.suspect(noLeaks, "behind a link that hangs the connections grow with every %d calls, to %d", callers, now)
-		}
-		before = now
+	}); grew {
+		r.suspect(noLeaks, "behind a link that hangs the connections grow with every %d calls, to %d", callers, left)
 	}
 	heal()
 	r.release(r.eventually(a, driver.Request{Key: r.key()}))

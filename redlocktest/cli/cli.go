@@ -53,9 +53,9 @@ Tests whether the locks behind a URL keep the promises of their driver: it runs 
 the conformance suite, and then a stress: many clients, in processes of their own that are killed
 and stopped too, use few keys in every way, and the record of their calls is checked. It uses
 keys of its own, which begin with "redlocktest/" and which nobody can guess, and it releases
-them: it is safe to run beside the users of a server. The report says which data that are no locks
-the driver keeps. With --faults the command breaks its own connections, by a proxy in front of each
-server, and nobody else's.
+them: it is safe to run beside the users of a server. What a driver keeps on a server besides locks,
+such as counters of tokens, stays there. With --faults the command breaks its own connections, by a
+proxy in front of each server, and nobody else's.
 
 A URL that holds a password goes into $` + envURL + `, since every user of the machine can
 read the command line. Several URLs stand there with spaces between them.
@@ -230,14 +230,14 @@ func (o *options) examine(ctx context.Context, url string, r *report, stderr io.
 	if err != nil {
 		return err
 	}
-	r.Backend, r.Report, r.OK, r.NoLinks, r.Kept = name, *suite, len(suite.Failures()) == 0, noLinks, kept(url)
+	r.Backend, r.Report, r.OK, r.NoLinks = name, *suite, len(suite.Failures()) == 0, noLinks
 	var noStress error
 	if o.stress > 0 && o.only == "" && ctx.Err() == nil && r.OK {
 		noStress = o.addStress(ctx, url, h, r, stderr)
 	}
 	r.Interrupted = ctx.Err() != nil
 	r.Left, err = o.remains(context.WithoutCancel(ctx), url, before, suite.Info.MinTTL)
-	if err == nil && kindOf(url) == "postgres" {
+	if err == nil && isOf(url, ownLocks) {
 		err = errOwnLocks
 	}
 	if err != nil {
@@ -264,10 +264,10 @@ func (o *options) harness(url string) (h redlocktest.Harness, noLinks string) {
 	h.LocalClock = !remote.MatchString(url)
 	h.TTL, h.Timeout, h.Short, h.Only, h.Grace = o.ttl, o.timeout, o.short, o.only, mostGrace
 	h.Skip = maps.Clone(o.skip)
-	if stays[kindOf(url)] == onRedis && h.Skip["open"] == "" {
+	if isOf(url, marked) && h.Skip["open"] == "" {
 		h.Skip["open/prefix"] = "each new prefix leaves marks on the server for ever"
 	}
-	if kindOf(url) == "postgres" && h.Skip["operator"] == "" {
+	if isOf(url, ownLocks) && h.Skip["operator"] == "" {
 		h.Skip["operator/list"] = errOwnLocks.Error()
 	}
 	return h, why

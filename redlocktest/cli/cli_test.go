@@ -111,7 +111,7 @@ func stressAlone(long string) []string {
 func TestASoundBackendPassesAndNothingIsLeft(t *testing.T) {
 	t.Parallel()
 	code, out, progress := redlocktestMain(t, "--short", "--stress", "0", "--only", "exclusion/race", "memory:sound")
-	if code != exitOK || !strings.Contains(out, "exclusion/race  ok") || !strings.Contains(out, "Left behind: no lock of this command is held\nThe driver keeps: nothing") || !strings.HasSuffix(out, "\nok\n") {
+	if code != exitOK || !strings.Contains(out, "exclusion/race  ok") || !strings.Contains(out, "Left behind: no lock of this command is held\n") || !strings.HasSuffix(out, "\nok\n") {
 		t.Errorf("exit code %d: %s", code, out)
 	}
 	if !strings.Contains(progress, "suite\tok\texclusion/race") {
@@ -332,37 +332,6 @@ func TestTheLocksOfAnotherRunAreNotLeft(t *testing.T) {
 	code, out, _ := redlocktestMain(t, "--short", "--stress", "0", "--ttl", "20ms", "--only", "basic/grant", "neighbour:")
 	if code != exitOK || !strings.Contains(out, "Left behind: no lock") {
 		t.Errorf("exit code %d: %s", code, out)
-	}
-}
-
-// TestWhatADriverKeepsIsSaid: no other key is on the server after a run, and the keys that are
-// said to end have an end.
-func TestWhatADriverKeepsIsSaid(t *testing.T) {
-	t.Parallel()
-	s := server.Redis(t)
-	code, out, _ := redlocktestMain(t, "--short", "--stress", "300ms", "--skip", "fault", "--skip", "expiry", "--skip", "history", "--skip", "process", "redis://"+s.Addr())
-	if code != exitOK || !strings.Contains(out, "The driver keeps: the keys redlock1:mark and") {
-		t.Errorf("exit code %d: %s", code, out)
-	}
-	left, err := s.Do("KEYS", "*")
-	if err != nil {
-		t.Fatal(err)
-	}
-	found := 0
-	for _, key := range left.([]any) {
-		found++
-		name := fmt.Sprint(key)
-		if name == "redlock1:mark" || name == "redlock1:meta" {
-			continue
-		}
-		ttl, err := s.Do("PTTL", name)
-		ends, _ := ttl.(int64)
-		if err != nil || ends == -1 || !strings.HasPrefix(name, "redlock1:fence:") && !strings.HasPrefix(name, "redlock1:queue:") {
-			t.Errorf("the key %s is left, for %v ms (%v)", name, ttl, err)
-		}
-	}
-	if found < 2 {
-		t.Errorf("the server has %d keys: it is not the one that was tested", found)
 	}
 }
 

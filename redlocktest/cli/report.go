@@ -22,7 +22,6 @@ type report struct {
 	NoLinks     string                    `json:"no_links,omitempty"`     // why no links were broken
 	Left        []string                  `json:"left"`                   // keys of locks of this command that are still held: not ok
 	LeftUnknown string                    `json:"left_unknown,omitempty"`
-	Kept        string                    `json:"kept"` // what the driver keeps besides locks
 }
 
 // verdict returns the result of a case in one word.
@@ -95,7 +94,7 @@ func (r *report) text(w io.Writer) {
 	default:
 		fmt.Fprintf(w, "Left behind: no lock of this command is held\n")
 	}
-	fmt.Fprintf(w, "The driver keeps: %s\n\n", r.Kept)
+	fmt.Fprintln(w)
 }
 
 // A checkedWriter remembers the first error.

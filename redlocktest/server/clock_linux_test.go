@@ -35,27 +35,6 @@ func wantClock(t *testing.T, s *Server, want time.Duration) {
 
 var clockSteps = []time.Duration{time.Second, -time.Second, time.Hour, -time.Hour, 1234567 * time.Microsecond, 0}
 
-// Keys expire by the stepped clock: early if it jumps ahead, late if it falls behind.
-func TestKeysExpireByTheSteppedClock(t *testing.T) {
-	kinds(t, func(t *testing.T, kind Kind) {
-		s := StartFor(t, kind, WithClock())
-		do(t, s, "SET", "a", "v", "PX", "3600000")
-		must(t, s.SetClock(59*time.Minute))
-		if v := do(t, s, "GET", "a"); v != "v" {
-			t.Errorf("a minute before its end the key is %v", v)
-		}
-		must(t, s.SetClock(61*time.Minute))
-		if v := do(t, s, "GET", "a"); v != nil {
-			t.Errorf("a minute after its end the key is %v", v)
-		}
-		do(t, s, "SET", "b", "v", "PX", "60000")
-		must(t, s.SetClock(-time.Hour))
-		if left, _ := do(t, s, "PTTL", "b").(int64); left < time.Hour.Milliseconds() {
-			t.Errorf("after a step back the key has %d ms", left)
-		}
-	})
-}
-
 // A step of the wall clock does not step the monotonic clock: the server's timers go on. One of
 // them deletes expired keys that nobody reads.
 func TestAStepOfTheClockStopsNoTimer(t *testing.T) {

@@ -24,12 +24,7 @@ const KindCommand Kind = "command"
 //	s := server.Command(t, []string{"consul", "agent", "-dev", "-http-port={port}", "-data-dir={data}"}, nil)
 func Command(t testing.TB, argv []string, ready func(ctx context.Context, addr string) error, opts ...Option) *Server {
 	t.Helper()
-	return StartFor(t, KindCommand, append([]Option{WithCommand(argv, ready)}, opts...)...)
-}
-
-// WithCommand sets Config.Command and Config.Ready.
-func WithCommand(argv []string, ready func(ctx context.Context, addr string) error) Option {
-	return func(c *Config) { c.Command, c.Ready = argv, ready }
+	return StartFor(t, KindCommand, append([]Option{func(c *Config) { c.Command, c.Ready = argv, ready }}, opts...)...)
 }
 
 func commandAny(s *Server) ([]string, error) {

@@ -61,35 +61,44 @@ const (
 // StartSentinel starts a primary, two replicas and three sentinels, and returns when they all
 // know each other. A primary that does not answer for three seconds is replaced. cfg applies to
 // the primary and its replicas.
-func StartSentinel(ctx context.Context, cfg Config) (_ *Group, err error) {
-	ctx, cancel := context.WithTimeout(ctx, startTimeout)
-	defer cancel()
-	g := &Group{Name: sentinelName}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, g.Close())
-		}
-	}()
-	for i := range 1 + replicas {
-		if i > 0 {
+func StartSentinel(ctx context.Context, cfg Config) (*Group, error) {
+	return startGroup(ctx, func(ctx context.Context, g *Group) error {
+		g.Name = sentinelName
+		for range 1 + replicas {
+			if err := g.add(ctx, &g.Nodes, cfg); err != nil {
+				return err
+			}
 			cfg.ReplicaOf = g.Nodes[0]
 		}
-		s, err := Start(ctx, cfg)
-		if err != nil {
-			return g, err
+		primary := g.Nodes[0]
+		for range sentinels {
+			if err := g.add(ctx, &g.Sentinels, Config{Kind: cfg.Kind, TLS: cfg.TLS, authority: primary.certs, sentinel: sentinelLines(primary)}); err != nil {
+				return err
+			}
 		}
-		g.Nodes = append(g.Nodes, s)
+		return poll(ctx, g.acquainted)
+	})
+}
+
+// startGroup builds a group, and closes what there is of it after an error.
+func startGroup(ctx context.Context, build func(ctx context.Context, g *Group) error) (*Group, error) {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	g := &Group{}
+	err := build(ctx, g)
+	if err != nil {
+		err = errors.Join(err, g.Close())
 	}
-	primary := g.Nodes[0]
-	watcher := Config{Kind: cfg.Kind, TLS: cfg.TLS, authority: primary.certs, sentinel: sentinelLines(primary)}
-	for range sentinels {
-		s, err := Start(ctx, watcher)
-		if err != nil {
-			return g, err
-		}
-		g.Sentinels = append(g.Sentinels, s)
+	return g, err
+}
+
+// add starts another server.
+func (g *Group) add(ctx context.Context, to *[]*Server, cfg Config) error {
+	s, err := Start(ctx, cfg)
+	if err == nil {
+		*to = append(*to, s)
 	}
-	return g, poll(ctx, g.acquainted)
+	return err
 }
 
 func sentinelLines(primary *Server) string {
@@ -178,30 +187,20 @@ func (g *Group) AwaitFailover(ctx context.Context, old *Server) (*Server, error)
 
 // StartCluster starts a Cluster of three primaries, and returns when every node
 // serves all of its slots.
-func StartCluster(ctx context.Context, cfg Config) (_ *Group, err error) {
-	ctx, cancel := context.WithTimeout(ctx, startTimeout)
-	defer cancel()
-	g := &Group{}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, g.Close())
-		}
-	}()
+func StartCluster(ctx context.Context, cfg Config) (*Group, error) {
 	cfg.Cluster = true
-	for i := range 3 {
-		if i > 0 {
+	return startGroup(ctx, func(ctx context.Context, g *Group) error {
+		for range 3 {
+			if err := g.add(ctx, &g.Nodes, cfg); err != nil {
+				return err
+			}
 			cfg.authority = g.Nodes[0].certs
 		}
-		s, err := Start(ctx, cfg)
-		if err != nil {
-			return g, err
+		if err := g.meet(ctx); err != nil {
+			return err
 		}
-		g.Nodes = append(g.Nodes, s)
-	}
-	if err := g.meet(ctx); err != nil {
-		return g, err
-	}
-	return g, poll(ctx, g.whole)
+		return poll(ctx, g.whole)
+	})
 }
 
 // slots is the number of a Cluster's hash slots.

@@ -16,8 +16,8 @@ import (
 	"time"
 )
 
-// certificates are an authority made for one server, and a certificate for the server and its
-// clients.
+// certificates are an authority made for one server, which is also the certificate of the server and
+// its clients.
 type certificates struct {
 	caFile, certFile, keyFile string
 	client                    *tls.Config
@@ -26,27 +26,21 @@ type certificates struct {
 // randomText returns a secret.
 func randomText() string { return rand.Text() }
 
-// newCertificates makes an authority and writes ca.pem, cert.pem and key.pem.
+// newCertificates makes a certificate that is its own authority, and writes ca.pem, cert.pem and
+// key.pem. It is valid for a day, and from an hour ago, because a test may set the clock back.
 func newCertificates(dir string) (*certificates, error) {
-	caKey, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return nil, err
-	}
-	ca := template("redlocktest authority", 1)
-	ca.IsCA, ca.BasicConstraintsValid, ca.KeyUsage = true, true, x509.KeyUsageCertSign
-	caDER, err := x509.CreateCertificate(rand.Reader, ca, ca, &caKey.PublicKey, caKey)
-	if err != nil {
-		return nil, err
-	}
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return nil, err
 	}
-	leaf := template("localhost", 2)
-	leaf.KeyUsage = x509.KeyUsageDigitalSignature
-	leaf.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}
-	leaf.DNSNames, leaf.IPAddresses = []string{"localhost"}, []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback}
-	leafDER, err := x509.CreateCertificate(rand.Reader, leaf, ca, &key.PublicKey, caKey)
+	cert := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "localhost"},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+		DNSNames:    []string{"localhost"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, cert, cert, &key.PublicKey, key)
 	if err != nil {
 		return nil, err
 	}
@@ -58,12 +52,12 @@ func newCertificates(dir string) (*certificates, error) {
 	for _, f := range []struct {
 		path, kind string
 		der        []byte
-	}{{c.caFile, "CERTIFICATE", caDER}, {c.certFile, "CERTIFICATE", leafDER}, {c.keyFile, "PRIVATE KEY", keyDER}} {
+	}{{c.caFile, "CERTIFICATE", der}, {c.certFile, "CERTIFICATE", der}, {c.keyFile, "PRIVATE KEY", keyDER}} {
 		if err := os.WriteFile(f.path, pem.EncodeToMemory(&pem.Block{Type: f.kind, Bytes: f.der}), 0o600); err != nil {
 			return nil, err
 		}
 	}
-	return c, c.makeClient(caDER)
+	return c, c.makeClient(der)
 }
 
 func certificatesIn(dir string) *certificates {
@@ -95,16 +89,4 @@ func (c *certificates) makeClient(caDER []byte) error {
 	pool.AddCert(ca)
 	c.client = &tls.Config{RootCAs: pool, Certificates: []tls.Certificate{pair}, ServerName: "localhost", MinVersion: tls.VersionTLS12}
 	return nil
-}
-
-// template has the common fields of both certificates. They are valid for a day, and from an
-// hour ago, because a test may set the clock back.
-func template(name string, serial int64) *x509.Certificate {
-	now := time.Now()
-	return &x509.Certificate{
-		SerialNumber: big.NewInt(serial),
-		Subject:      pkix.Name{CommonName: name},
-		NotBefore:    now.Add(-time.Hour),
-		NotAfter:     now.Add(24 * time.Hour),
-	}
 }

@@ -33,18 +33,3 @@ func TestAPortIsKeptWhileNobodyListens(t *testing.T) {
 	}
 	_ = c.Close()
 }
-
-func TestNoPortIsHandedOutTwice(t *testing.T) {
-	seen := map[int]bool{}
-	for range 300 {
-		p, err := Reserve()
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer p.Close()
-		if seen[p.Number] {
-			t.Fatalf("port %d was handed out twice", p.Number)
-		}
-		seen[p.Number] = true
-	}
-}
