@@ -190,7 +190,6 @@ func waitsLeak(r *run) {
 		cancel()
 		r.join(ended)
 	}
-	round() // makes connections
 	count := func() (int, error) {
 		goroutines, connections := runtime.NumGoroutine(), r.suite.connections()
 		if connections == nil {
@@ -199,6 +198,8 @@ func waitsLeak(r *run) {
 		open, err := connections()
 		return goroutines + open, err
 	}
+	round() // makes connections
+	r.count(count, 0)
 	if left, grew := r.grows(count, n/2, round); grew {
 		r.suspect(noLeaks, "the goroutines or the connections grow with every %d waits that are cancelled, to %d in all\n%s", n, left, commonStack())
 	}
