@@ -207,10 +207,7 @@ type Memory uint8
 const (
 	// MemoryUnguarded: there is no restart guard.
 	MemoryUnguarded Memory = iota
-	// MemoryUnused: the server has never kept locks under the guard, and has been running for
-	// longer than the guard.
-	MemoryUnused
-	// MemoryNew: the server has no memory and was started not long ago. It is new, or it forgot.
+	// MemoryNew: the server has no memory. It is new, or it forgot.
 	MemoryNew
 	// MemoryFlushed: the server has kept locks since it was started, and has no memory. It was
 	// flushed.
@@ -219,9 +216,9 @@ const (
 	MemoryKept
 )
 
-// String returns "unguarded", "unused", "new", "flushed" or "kept".
+// String returns "unguarded", "new", "flushed" or "kept".
 func (m Memory) String() string {
-	names := [...]string{"unguarded", "unused", "new", "flushed", "kept"}
+	names := [...]string{"unguarded", "new", "flushed", "kept"}
 	if int(m) < len(names) {
 		return names[m]
 	}

@@ -1,9 +1,7 @@
 package redlock
 
 import (
-	"cmp"
 	"math/bits"
-	"slices"
 	"time"
 
 	"github.com/redlock-go/redlock/driver/boot"
@@ -13,12 +11,9 @@ import (
 // nodes survive the loss of any four.
 const MaxNodes = 9
 
-const (
-	// leastTimeout is the shortest default of Options.NodeTimeout.
-	leastTimeout = 50 * time.Millisecond
-	// mostTimeouts bounds how long a node timeout may take, in node timeouts: see life.go.
-	mostTimeouts = 5
-)
+// leastTimeout is the shortest default of Options.NodeTimeout. It is long, so that this process may
+// stand still for a moment: no majority waits for it.
+const leastTimeout = 250 * time.Millisecond
 
 // A bid is the whole algorithm of the quorum: one request for a lock, the resulting lease, its
 // renewals and its release. It is a plain value: step takes an event and returns the actions
@@ -64,15 +59,14 @@ type bid struct {
 
 	phase   phase
 	stage   stage
-	granted bool          // it was returned as a lease
-	silent  bool          // another owner has the lock: its votes are released without a word to waiters
-	tries   int8          // how often the owner of the first node asked the other nodes
-	raising set           // the nodes to which a token was written back
-	seen    owner         // the owner of most nodes, then the owner of the first node
-	due     boot.Instant  // when the stage ends
-	leeway  time.Duration // by how much due may move for time in which this process does not run
-	attempt int           // the latest number, see ask
-	start   boot.Instant  // of the vote, or of the renewal
+	granted bool         // it was returned as a lease
+	silent  bool         // another owner has the lock: its votes are released without a word to waiters
+	tries   int8         // how often the owner of the first node asked the other nodes
+	raising set          // the nodes to which a token was written back
+	seen    owner        // the owner of most nodes, then the owner of the first node
+	due     boot.Instant // when the stage ends
+	attempt int          // the latest number, see ask
+	start   boot.Instant // of the vote, or of the renewal
 	expires boot.Instant
 	fence   uint64
 	renewal int32         // the number of the last renewal
@@ -95,7 +89,6 @@ type part struct {
 	joined  bool   // it was asked to join
 	said    answer // its last answer, unless it granted
 	owner   owner  // the owner that it named
-	tries   int8   // to release it
 	renewal int32  // of the call under way
 	ack     int32  // the last renewal that it confirmed
 	fence   uint64
@@ -184,8 +177,7 @@ type event struct {
 	now  boot.Instant
 
 	// Fields of an event from the caller or its host.
-	until                    boot.Instant  // the caller's deadline
-	stalled                  time.Duration // how long this process did not run since the last look
+	until                    boot.Instant // the caller's deadline
 	ttl                      time.Duration
 	timeout                  time.Duration // of a node
 	tripped                  set           // nodes whose breaker is open
@@ -197,7 +189,6 @@ type event struct {
 	owner  owner
 	fence  uint64
 	clock  reading
-	last   bool // the call is not tried again
 }
 
 type eventKind uint8
@@ -215,13 +206,8 @@ const (
 type actions struct {
 	calls   [MaxNodes]call // to start
 	until   boot.Instant   // the end of the calls that the stage waits for, and of joins
-	most    boot.Instant   // the latest end, if this process does not run meanwhile
-	delay   time.Duration  // before a call to release is started
 	pause   time.Duration  // the stage ends after a random pause, of about this length at most
-	judged  set            // the nodes whose clocks were compared
-	healed  bool           // a node joined
-	split   bool           // the first vote was split
-	left    bool           // a release failed for the last time
+	wrong   set            // nodes that do not count because of their clocks
 	back    set            // the releases that also give the vote back
 	verdict verdict        // the caller's
 }
@@ -239,8 +225,7 @@ const (
 	heldBy                     // one other owner has it
 	denied                     // enough nodes refuse permanently
 	denyNow                    // enough nodes refuse temporarily
-	apart                      // the clocks of no majority agree
-	uneven                     // the rule "return" leaves no time
+	apart                      // the clocks, or the delays, leave no time
 	late                       // the nodes took too long
 	stopped                    // the machine may have been stopped
 	unwritten                  // the token could not be written back
@@ -252,17 +237,10 @@ const (
 )
 
 const (
-	rounds       = 16 // rounds until a split vote is given up
-	patience     = 3  // rounds in which a bid waits for a first node that another owner has
-	leadTries    = 8  // tries of the owner of the first node to get the others
-	releaseTries = 4
+	rounds    = 16 // rounds until a split vote is given up
+	patience  = 3  // rounds in which a bid waits for a first node that another owner has
+	leadTries = 8  // tries of the owner of the first node to get the others
 )
-
-// releasePauses are the pauses between the tries of a release, in sixteenths of the node
-// timeout. The first is short, because a connection that was cut is soon replaced. If all tries
-// but the last fail at once, that one still has its whole node timeout within the four node
-// timeouts that a caller of Release waits.
-var releasePauses = [releaseTries - 1]time.Duration{1, 12, 32}
 
 // set is a set of nodes, by their index.
 type set uint16
@@ -279,7 +257,6 @@ func (b *bid) step(e *event) (out actions) {
 		b.expires = b.start.Add(validity(b.ttl, b.drift))
 		b.ask(electing, b.all(), e, &out) // step 2
 	case looks:
-		b.prolong(e)
 		if b.certain() || e.now >= b.due || e.ended {
 			b.look(e, &out)
 		}
@@ -309,24 +286,8 @@ func (b *bid) step(e *event) (out actions) {
 // await begins a stage that waits for nodes: it lasts for d, or until the caller's deadline if
 // that is earlier.
 func (b *bid) await(s stage, d time.Duration, e *event, out *actions) {
-	b.stage, b.leeway = s, (mostTimeouts-1)*d
-	b.due = min(e.now.Add(d), e.until)
-	out.until, out.most = b.due, min(e.now.Add(mostTimeouts*d), e.until)
-}
-
-// prolong extends a stage that waits for nodes by the time in which this process did not run,
-// which must not count against the nodes.
-func (b *bid) prolong(e *event) {
-	switch b.stage {
-	case electing, asking, draining, lingering, raising, quieting, renewing:
-		d := max(min(e.stalled, b.leeway, e.until.Sub(b.due)), 0)
-		b.due, b.leeway = b.due.Add(d), b.leeway-d
-	}
-}
-
-// asks reports whether the stage ends with the calls that began with it.
-func (b *bid) asks() bool {
-	return b.stage == electing || b.stage == asking || b.stage == raising || b.stage == renewing
+	b.stage, b.due = s, min(e.now.Add(d), e.until)
+	out.until = b.due
 }
 
 // certain reports whether no further answer can change the outcome of the stage.
@@ -441,7 +402,6 @@ func (b *bid) outcome(e *event, out *actions) {
 	t := b.tally()
 	switch {
 	case agreed.len() >= b.q:
-		out.judged = got
 		if e.duplicate {
 			out.verdict = twice
 			return
@@ -458,7 +418,7 @@ func (b *bid) outcome(e *event, out *actions) {
 	case t.most() >= b.q:
 		out.verdict = heldBy
 	case got.len() >= b.q:
-		out.judged, out.verdict = got, apart
+		out.wrong, out.verdict = got&^agreed, apart
 	case got.len()+t.heldBy+pending >= b.q:
 		b.split(e, out)
 	default:
@@ -484,7 +444,9 @@ func (b *bid) proved(t *tally) verdict {
 // proposal: then these count, and no write-back is needed. Otherwise the token is the largest
 // of the agreeing nodes' tokens, and it is written back to the nodes with a smaller one.
 func (b *bid) choose(e *event, out *actions) {
-	agreed := b.agreeing(b.in(owned))
+	got := b.in(owned)
+	agreed := b.agreeing(got)
+	out.wrong = got &^ agreed
 	token, same := b.alike(agreed)
 	b.fence, b.raising = token, 0
 	for i := range b.n {
@@ -541,7 +503,7 @@ func (b *bid) extent(e *event, out *actions) {
 	case from <= e.now:
 		b.grant(e, out)
 	case from >= expires:
-		out.verdict = uneven
+		out.verdict = apart
 	default:
 		b.stage, b.due = sitting, from
 	}
@@ -578,7 +540,6 @@ func (b *bid) split(e *event, out *actions) {
 		return
 	}
 	if b.round == 0 {
-		out.split = true
 		b.seen = b.favourite()
 	}
 	b.yield(e, out)
@@ -601,7 +562,7 @@ func (b *bid) yield(e *event, out *actions) {
 // mostPause bounds a random pause: longer in each round. took is the length of the last round,
 // which depends on the network and the number of contenders.
 func mostPause(took time.Duration, round int) time.Duration {
-	return min(max(took, 100*time.Microsecond), leastTimeout) * time.Duration(min(max(round, 1), 8))
+	return min(max(took, 100*time.Microsecond), 50*time.Millisecond) * time.Duration(min(max(round, 1), 8))
 }
 
 // drained reports whether every node that answers has released a split vote.
@@ -697,7 +658,7 @@ func (b *bid) answer(e *event, out *actions) {
 			g.state = free // the next renewal asks it to join
 		}
 	case release:
-		b.released(e, out)
+		b.released(e)
 		return
 	}
 	b.follow(e.node, out)
@@ -765,10 +726,9 @@ func (b *bid) adopt(i int, out *actions) {
 	with.add(i)
 	switch {
 	case !b.agreeing(with).has(i):
-		out.judged = with
+		out.wrong.add(i)
 	case g.fence == b.fence:
 		g.state = counted
-		out.healed = g.joined
 		return
 	case g.fence < b.fence && !g.joined:
 		b.send(i, raiseLate, out)
@@ -875,27 +835,21 @@ func (b *bid) end(out *actions) {
 }
 
 // free releases one node. The release of a bid that was not granted gives the vote back (rule
-// "give back"); its repetition does not.
+// "give back").
 func (b *bid) free(i int, out *actions) {
-	b.parts[i].state, b.parts[i].tries = leaving, 1
+	b.parts[i].state = leaving
 	if !b.granted {
 		out.back.add(i)
 	}
 	b.send(i, release, out)
 }
 
-// released records the result of a release, which is tried a few times. A lock that it cannot
-// free ends with its TTL.
-func (b *bid) released(e *event, out *actions) {
-	switch g := &b.parts[e.node]; {
-	case e.answer == granted:
-		g.state, g.stale = free, false
-	case g.tries < releaseTries && !e.last:
-		out.delay = b.timeout * releasePauses[g.tries-1] / 16
-		g.tries++
-		b.send(e.node, release, out)
-	default:
-		g.stale, out.left = false, true
+// released records the result of a release. A lock that it could not free ends with its TTL.
+func (b *bid) released(e *event) {
+	g := &b.parts[e.node]
+	g.stale = false
+	if e.answer == granted {
+		g.state = free
 	}
 }
 
@@ -1027,66 +981,30 @@ func (b *bid) judge(of set, start boot.Instant) (expires, from boot.Instant) {
 	return judge(start, b.ttl, answers, b.q, b.drift)
 }
 
-// agreeing returns the largest set of those nodes whose clocks may agree pairwise, given the
-// difference that their terms excuse and the uncertainty of the round trips. It only finds and
-// names a wrong clock; the rules of terms.go decide about a lease. An unknown clock agrees with
-// no other.
-func (b *bid) agreeing(of set) set {
-	var buf [MaxNodes]int
-	order := buf[:0]
-	all := true
+// agreeing returns the largest set of those nodes whose clocks agree with that of one of them. It
+// only finds and names a wrong clock; the rules of terms.go decide about a lease.
+func (b *bid) agreeing(of set) (best set) {
 	for i := range b.n {
-		if !of.has(i) || !b.parts[i].clock.known {
-			continue
+		if near := of & b.which(func(g *part) bool { return of.has(i) && b.parts[i].agrees(g) }); near.len() > best.len() {
+			best = near
 		}
-		for _, j := range order {
-			all = all && b.agree(i, j)
-		}
-		order = append(order, i)
-	}
-	if all {
-		return members(order)
-	}
-	slices.SortFunc(order, func(i, j int) int { return cmp.Compare(b.mid(i), b.mid(j)) })
-	var best []int
-	for from := range order {
-		to := from + 1
-		for to < len(order) && b.agreesWithAll(order[to], order[from:to]) {
-			to++
-		}
-		if to-from > len(best) {
-			best = order[from:to]
+		if best == of {
+			break
 		}
 	}
-	return members(best)
+	return best
 }
 
-func members(order []int) set {
-	var s set
-	for _, i := range order {
-		s.add(i)
-	}
-	return s
-}
-
-func (b *bid) agreesWithAll(i int, others []int) bool {
-	for _, j := range others {
-		if !b.agree(i, j) {
-			return false
-		}
-	}
-	return true
+// agrees reports whether two clocks may agree, given the difference that their terms excuse and
+// the uncertainty of the round trips. An unknown clock agrees with no other.
+func (g *part) agrees(o *part) bool {
+	mid, half := g.clock.offset()
+	midO, halfO := o.clock.offset()
+	return g.clock.known && o.clock.known && (mid-midO).Abs() <= min(g.clock.excuse, o.clock.excuse)+half+halfO
 }
 
 // mid returns how far node i's clock is ahead of the client's.
 func (b *bid) mid(i int) time.Duration {
 	mid, _ := b.parts[i].clock.offset()
 	return mid
-}
-
-func (b *bid) agree(i, j int) bool {
-	x, y := &b.parts[i].clock, &b.parts[j].clock
-	midX, halfX := x.offset()
-	midY, halfY := y.offset()
-	return (midX - midY).Abs() <= min(x.excuse, y.excuse)+halfX+halfY
 }

@@ -95,12 +95,10 @@
 // goes on, and the node joins it after its quarantine. Lock waits out a quarantine of a
 // majority.
 //
-// New servers have no memory either. If at the first contact all nodes answer and none has a
-// memory, they vote at once in two cases: all have been running for longer than the guard and
-// were never used (unless Options.StrictGuard is set); or an operator says that they are new,
-// best by "dlock bootstrap", or by bootstrap=true in the URL, which may stay there: it disables
-// the guard only if all nodes lose their memory together. Otherwise they vote after one guard,
-// like a node that replaces another.
+// New servers have no memory either. They vote after one guard, like a node that replaces another,
+// unless an operator says that they are new: best by "dlock bootstrap", or by bootstrap=true in
+// the URL, which may stay there: it disables the guard only if all nodes lose their memory
+// together. For that all nodes must answer at the first contact, and none may have a memory.
 //
 // A node without a memory takes its terms (see Terms) from so many others that they are a
 // majority with it, never from a client. If so many do not answer, or if none remembers terms
@@ -121,18 +119,15 @@
 //   - restart_guard=off, for all clients, is for tests, for nodes where INFO, which identifies
 //     the process, is not allowed, and for Clusters.
 //
-// A lone server has the guard if its URL has restart_guard. It has no other nodes to ask: a
-// server that was never used, and has been running for longer than the guard, counts as new and
-// grants at once. So a machine that takes the address of a dead one, and has been running for
-// long, grants at once too. Set strict_guard=true if that can happen.
+// A lone server has the guard if its URL has restart_guard.
 //
 // An eviction policy other than noeviction is refused, and so are replicas, and Redis before 7,
 // which keeps scripts over a restart. The guard does not cover: a failover behind one address
 // while the old primary still serves; a restored snapshot of a virtual machine with the running
-// process; a process that becomes a replica and a primary again between two calls; FLUSHALL
-// together with SCRIPT FLUSH on all nodes before the first contact of a client without
-// StrictGuard; and FLUSHALL while a client that found all nodes unused is declaring them new
-// and other clients have locks already.
+// process; a process that becomes a replica and a primary again between two calls; and, with bootstrap=true,
+// FLUSHALL together with SCRIPT FLUSH on all nodes before the first contact of a client, and
+// FLUSHALL while a client that found all nodes new is declaring them new and other clients have
+// locks already.
 //
 // # Terms
 //
@@ -185,8 +180,7 @@
 // before it began, under G2's assumptions; and, if a node came back with older data, if no key
 // had ended early: a lock in the older data can be renewed.
 //
-// G4 cleanup: an abandoned attempt blocks others for at most the node timeout (five of them if
-// this process is starved) and one release round trip if the node can be reached, and never
+// G4 cleanup: an abandoned attempt blocks others for at most the node timeout and one release round trip if the node can be reached, and never
 // longer than TTL plus grace.
 //
 // The package's tests check these in thousands of schedules of a simulation with

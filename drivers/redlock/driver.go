@@ -21,7 +21,6 @@ import (
 const (
 	DefaultGuard          = 30 * time.Second
 	DefaultClockAllowance = 100 * time.Millisecond
-	DefaultInFlight       = 256
 )
 
 // Options of New. The zero value of every field is its default; nil stands for the
@@ -29,13 +28,9 @@ const (
 type Options struct {
 	// NodeTimeout bounds one request to one node (acquire, renew or release), in addition to
 	// timeouts of the node's client. It must be small against the TTL; a request whose TTL is
-	// shorter is a *driver.InvalidError. Zero: a fiftieth of the TTL, at least 50 ms.
-	//
-	// The time counts while this process runs. A process that is starved of processor time, or
-	// stopped, waits for longer, up to five times as long. A context's deadline, the TTL and a
-	// lease's Expires are not affected. On two processors that four other busy processes use as
-	// well, a process with 64 callers found no majority in time for 2 % of its tries with
-	// 50 ms, and for none with 400 ms: set a longer time where machines are that busy.
+	// shorter is a *driver.InvalidError. Zero: a twentieth of the TTL, at least 250 ms. No majority
+	// waits for a slow node, so a short time only helps where a majority does not answer, and
+	// hurts where this process may stand still for that long.
 	NodeTimeout time.Duration
 	// ClockAllowance is how far apart the clocks of sound nodes may be. It must be less than
 	// Guard. A lease survives clocks that are three times as far apart. The nodes keep each key
@@ -50,16 +45,9 @@ type Options struct {
 	// contact they vote at once, if all nodes answer and none has a memory. If it stays set, it
 	// disables the guard only if all nodes lose their memory together.
 	Bootstrap bool
-	// StrictGuard treats nodes as new only if Bootstrap is set. Without it, nodes also count as
-	// new if all of them have been running for longer than the guard and were never used.
-	StrictGuard bool
 	// DriftPercent is how much clock rates may differ, in percent of a TTL. Every lease ends
 	// earlier by this and 2 ms. Zero: 1. If chrony may slew by 8 %, set 8.
 	DriftPercent int
-	// InFlight bounds the goroutines that wait for one node at a time, with one request each.
-	// Nodes over Redis and Valkey need none while they answer: they queue requests themselves.
-	// Zero: 256.
-	InFlight int
 	// Prefix is the prefix that the nodes put before every key. The quorum only uses it to
 	// check a key's length before any I/O.
 	Prefix string
@@ -79,10 +67,8 @@ func (o *Options) complete() error {
 		return driver.Invalid("ClockAllowance", "must be 0 or more, not %v", o.ClockAllowance)
 	case o.DriftPercent < 0 || o.DriftPercent > 50:
 		return driver.Invalid("DriftPercent", "must be 1 to 50, or 0 for the default, not %d", o.DriftPercent)
-	case o.InFlight < 0:
-		return driver.Invalid("InFlight", "must be 0 or more, not %d", o.InFlight)
-	case o.Guard < 0 && (o.Bootstrap || o.StrictGuard):
-		return driver.Invalid("Guard", "is off, so Bootstrap and StrictGuard must not be set")
+	case o.Guard < 0 && o.Bootstrap:
+		return driver.Invalid("Guard", "is off, so Bootstrap must not be set")
 	}
 	if o.ClockAllowance == 0 {
 		o.ClockAllowance = DefaultClockAllowance
@@ -93,9 +79,6 @@ func (o *Options) complete() error {
 	o.Guard = max(o.Guard, 0)
 	if o.DriftPercent == 0 {
 		o.DriftPercent = 1
-	}
-	if o.InFlight == 0 {
-		o.InFlight = DefaultInFlight
 	}
 	if o.Guard > 0 && o.NodeTimeout > o.Guard {
 		return driver.Invalid("NodeTimeout", "%v must be at most the restart guard, %v, which is the longest TTL", o.NodeTimeout, o.Guard)
@@ -112,8 +95,8 @@ func (o *Options) complete() error {
 //
 // Between the commas stand the URLs of the nodes, of any registered driver with the Node
 // feature, and options; a comma inside a node's URL is written %2C. The options are
-// node_timeout, clock_allowance, restart_guard (a duration, or off), bootstrap and strict_guard
-// (true or false), drift_percent and in_flight: see Options. They apply to all nodes, like ttl
+// node_timeout, clock_allowance, restart_guard (a duration, or off), bootstrap (true or false) and
+// drift_percent: see Options. They apply to all nodes, like ttl
 // and prefix, so they stand after a comma and not in a node's URL.
 type Driver struct{}
 
@@ -177,9 +160,7 @@ func parse(url string) ([]string, *Options, error) {
 		NodeTimeout:    params.Duration("node_timeout", 0, time.Millisecond),
 		ClockAllowance: params.Duration("clock_allowance", 0, time.Millisecond),
 		Bootstrap:      params.Bool("bootstrap", false),
-		StrictGuard:    params.Bool("strict_guard", false),
 		DriftPercent:   params.Int("drift_percent", 0, 1, 50),
-		InFlight:       params.Int("in_flight", 0, 1, 1<<16),
 	}
 	if params.String("restart_guard", "") == "off" {
 		o.Guard = -1
@@ -204,7 +185,6 @@ type Backend struct {
 	terms quorum.Terms // of the options: see terms.go
 	clock *boot.Clock
 	owns  bool // Close closes the nodes
-	count counters
 
 	duplicate atomic.Pointer[driver.RefusedError] // two nodes are the same server; nil: none
 	servers   sync.Mutex                          // guards the comparison of servers
@@ -277,8 +257,7 @@ func (b *Backend) add(i int, nb driver.Backend) error {
 		return driver.Invalid("nodes", "number %d, %s, cannot be a node of a quorum", i+1, info.Name)
 	}
 	n := newNode(i, nb)
-	n.workers.Most, n.workers.Queue = b.opts.InFlight, queued
-	n.notify, n.skips = b.notify, &b.count.nodeSkips
+	n.notify = b.notify
 	for _, other := range b.nodes {
 		if other.name == n.name || same(other.backend, nb) {
 			return driver.Invalid("nodes", "%d and %d are the same: %s", other.index+1, i+1, n.name)
@@ -377,7 +356,7 @@ func (b *Backend) notify(e driver.Notice) {
 // checkTimeout refuses a TTL that is shorter than the node timeout.
 func (b *Backend) checkTimeout(ttl time.Duration) error {
 	if b.opts.NodeTimeout > ttl {
-		return driver.Invalid("NodeTimeout", "(node_timeout) %v is over the TTL of the request, %v: shorten it, or leave it out, which makes it a fiftieth of the TTL", b.opts.NodeTimeout, ttl)
+		return driver.Invalid("NodeTimeout", "(node_timeout) %v is over the TTL of the request, %v: shorten it, or leave it out, which makes it a twentieth of the TTL", b.opts.NodeTimeout, ttl)
 	}
 	return nil
 }
@@ -387,22 +366,7 @@ func (b *Backend) timeout(ttl time.Duration) time.Duration {
 	if b.opts.NodeTimeout > 0 {
 		return b.opts.NodeTimeout
 	}
-	return max(leastTimeout, ttl/50)
-}
-
-// Stats returns the counts. It does no I/O.
-func (b *Backend) Stats() Stats {
-	c := &b.count
-	s := Stats{
-		OneRoundTrip: c.oneRoundTrip.Load(), Splits: c.splits.Load(), Heals: c.heals.Load(), Unreleased: c.unreleased.Load(), NodeSkips: c.nodeSkips.Load(),
-	}
-	for _, n := range b.nodes {
-		if n.tripped.Load() {
-			s.Skipped = append(s.Skipped, n.name)
-		}
-		s.Workers += n.workers.Len()
-	}
-	return s
+	return max(leastTimeout, ttl/20)
 }
 
 // begin counts a call, so that Close can wait for the call's work in the background.

@@ -157,7 +157,7 @@ func (e *examination) clocks() {
 	slices.SortFunc(all, func(a, b offset) int { return cmp.Compare(a.off, b.off) })
 	for _, o := range all {
 		middle, n := all[len(all)/2], e.b.nodes[o.node]
-		if apart := o.off - middle.off; apart.Abs() > e.b.opts.ClockAllowance+o.blur+middle.blur && !n.skewed.Load() {
+		if apart := o.off - middle.off; apart.Abs() > e.b.opts.ClockAllowance+o.blur+middle.blur {
 			e.add(driver.Diagnostic{Code: "clock-apart", Severity: driver.SeverityUnsafe, Node: n.name, Measured: apart.String(), Summary: fmt.Sprintf("its clock is %v from the other nodes', and clock_allowance is %v", apart, e.b.opts.ClockAllowance), Remedy: "run NTP on it"})
 		}
 	}
@@ -220,9 +220,6 @@ func shown(t *quorum.Terms) string {
 // health returns findings about the nodes from the locks taken so far.
 func (e *examination) health() {
 	for _, n := range e.b.nodes {
-		if n.skewed.Load() {
-			e.add(driver.Diagnostic{Code: "clock-apart", Severity: driver.SeverityUnsafe, Node: n.name, Summary: fmt.Sprintf("its clock disagrees with the others' by more than %v, and it does not count", e.b.opts.ClockAllowance), Remedy: "run NTP on it"})
-		}
 		if n.tripped.Load() {
 			e.add(driver.Diagnostic{Code: "node-skipped", Severity: driver.SeverityWarning, Node: n.name, Summary: "keeps timing out and is skipped", Remedy: "check the server and the network to it"})
 		}

@@ -561,7 +561,7 @@ func (x *explorer) silence(w *exWorld, k, i int) {
 	if p.call == acquire || p.call == join {
 		x.stray(w, k, i, exPacket{call: release, attempt: p.attempt, until: w.now + 1<<50})
 	}
-	x.feed(w, k, event{kind: answered, node: i, answer: silence, last: x.s.brief})
+	x.feed(w, k, event{kind: answered, node: i, answer: silence})
 }
 
 func (x *explorer) answered(w *exWorld, k, i int) {
@@ -1085,7 +1085,7 @@ func exToken(t uint64) string {
 var (
 	exCalls    = [...]string{"-", "acquire", "join", "raise", "raise", "renew", "release"}
 	exAnswers  = [...]string{"no answer", "granted", "held", "reserved", "refused for now", "refused", "invalid", "not yours", "unasked"}
-	exVerdicts = [...]string{"", "granted", "renewed", "interrupted", "invalid", "twice", "held", "denied", "denied for now", "clocks apart", "uneven", "too late", "stopped", "not written back", "unknown", "lost", "lost", "renewal too late", "renewal unconfirmed"}
+	exVerdicts = [...]string{"", "granted", "renewed", "interrupted", "invalid", "twice", "held", "denied", "denied for now", "clocks apart", "too late", "stopped", "not written back", "unknown", "lost", "lost", "renewal too late", "renewal unconfirmed"}
 	exMoves    = [...]string{"begins", "looks", "its time is over", "renews", "releases", "", "", "the request is lost", "the answer is lost", "arrives twice", "no answer in time", "", "a late request is dropped", "its key ends early", "restarts without its memory", "restarts with its memory", "its quarantine ends", "time passes", "its clock is set", "", "crashes"}
 )
 

@@ -14,7 +14,7 @@ import (
 
 // This file is the quorum's part of the restart guard: it decides whether nodes are new. A node
 // without a memory may be new or restarted, and cannot know which. If no node has a memory, all
-// are new or all were restarted, and their running times or an operator must decide.
+// are new or all were restarted, and an operator must decide.
 
 const (
 	// The nodes are asked again if some remember and some do not, because another client may be
@@ -81,16 +81,10 @@ func (b *Backend) introduce(ctx context.Context, timeout time.Duration) (settled
 			continue
 		case b.answered(errs) != nil:
 			return false
-		case most < quorum.MemoryKept:
-			why := b.whyNew(most)
-			if why == "" {
-				return true
-			}
-			if !hasError(b.state(ctx, max(timeout, meetPatience), quorum.StateNew, seen)) {
-				b.notify(driver.Notice{Kind: quorum.NoticeBootstrapped, Detail: why})
-				return true
-			}
-		case least == most || b.whyNew(least) == "":
+		case !b.opts.Bootstrap, most == quorum.MemoryFlushed, most == least && most != quorum.MemoryNew:
+			return true
+		case most == quorum.MemoryNew && !hasError(b.state(ctx, max(timeout, meetPatience), quorum.StateNew, seen)):
+			b.notify(driver.Notice{Kind: quorum.NoticeBootstrapped, Detail: "the nodes are new, because bootstrap is set: they vote at once"})
 			return true
 		}
 		if async.Await(async.Within(ctx, lookAgain), b.closed) == nil {
@@ -109,19 +103,6 @@ func extremes(seen []*quorum.MemoryReport) (least, most quorum.Memory) {
 		}
 	}
 	return least, most
-}
-
-// whyNew returns why nodes without a memory are new; empty: they may have been restarted.
-func (b *Backend) whyNew(most quorum.Memory) string {
-	switch {
-	case most == quorum.MemoryUnguarded:
-		return ""
-	case most == quorum.MemoryUnused && !b.opts.StrictGuard:
-		return "the nodes have never been used, and have been running for longer than the restart guard: they vote at once"
-	case most <= quorum.MemoryNew && b.opts.Bootstrap:
-		return "the nodes are new, because bootstrap is set: they vote at once"
-	}
-	return ""
 }
 
 // look asks all nodes for their memory; nil stands for a node that did not answer.
@@ -159,9 +140,9 @@ func (b *Backend) state(ctx context.Context, timeout time.Duration, s quorum.Sta
 
 // administer calls f concurrently for every node that is a quorum.Admin.
 func (b *Backend) administer(ctx context.Context, timeout time.Duration, f func(context.Context, *node, quorum.Admin) error) []error {
-	life := newLife(ctx, b.clock, timeout)
-	defer life.leave()
-	return b.each(life, func(ctx context.Context, n *node) error {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	return b.each(ctx, func(ctx context.Context, n *node) error {
 		if a, ok := n.backend.(quorum.Admin); ok {
 			return f(ctx, n, a)
 		}

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/quorum"
 	"github.com/redlock-go/redlock/drivers/goredis"
 	"github.com/redlock-go/redlock/drivers/redlock"
 	"github.com/redlock-go/redlock/drivers/valkeygo"
@@ -309,14 +310,12 @@ func (f *fleet) trial(a *amnesia, n int, prefix string, guard time.Duration, loc
 		case err == nil:
 			given.Add(1)
 			over[i].Store(true)
-		case errors.Is(err, driver.ErrRefused), errors.Is(err, driver.ErrHeld):
+		case errors.As(err, new(*quorum.Error)), errors.Is(err, context.DeadlineExceeded): // a split vote may take all of its time
 			verdicts.Add(1)
 		}
 	}
-	splits := func() uint64 { return rivals[0].Stats().Splits + rivals[1].Stats().Splits }
-	before := splits()
 	parallel(16, locks, attempt)
-	asked = min(int(verdicts.Load()+given.Load())+int(splits()-before), locks)
+	asked = min(int(verdicts.Load()+given.Load()), locks)
 	if a.then != nil {
 		f.each(n, func(i int, s *server.Server) error { return a.then(f, i, s) })
 	}

@@ -27,21 +27,19 @@ type lease struct {
 	bid       bid
 	event     event // the event for the bid's next step
 	requests  []nodeRequest
-	lives     [2]life       // memory of the first lives
-	life      *life         // the latest life
-	begun     int           // how many lives have begun
-	owners    []string      // by their number
-	wake      chan struct{} // has a value when the outcome for the caller of Acquire or Renew is certain
-	freeing   []*life       // one for each caller of Release: see beginRelease
-	attempt   int           // the attempt that owner belongs to
-	owner     string        // the owner in this attempt's requests
-	keep      time.Duration // of the renewal
-	stalled   time.Duration // how long this process did not run since the call began
-	jumps     int64         // clock.Jumps at the start of the bid or of the last renewal
-	floor     uint64        // the proposal for this round
-	round     int           // the round of floor
-	confirmed uint64        // the nodes' time at the start of the last successful renewal; 0: none
-	released  bool          // a majority confirmed the release
+	term      context.Context // of the latest calls
+	until     boot.Instant    // its end
+	owners    []string        // by their number
+	wake      chan struct{}   // has a value when the outcome for the caller of Acquire or Renew is certain
+	freed     chan struct{}   // closed when the outcome of the release is certain; nil: nobody waits for it
+	attempt   int             // the attempt that owner belongs to
+	owner     string          // the owner in this attempt's requests
+	keep      time.Duration   // of the renewal
+	jumps     int64           // clock.Jumps at the start of the bid or of the last renewal
+	floor     uint64          // the proposal for this round
+	round     int             // the round of floor
+	confirmed uint64          // the nodes' time at the start of the last successful renewal; 0: none
+	released  bool            // a majority confirmed the release
 }
 
 // nodeRequest is a request to one node, and its answer.
@@ -51,10 +49,10 @@ type nodeRequest struct {
 	call    call
 	req     driver.Request
 	renewal *driver.Renewal
-	asked   boot.Instant  // when the bid asked for it
-	sent    moment        // when it was sent
-	timeout time.Duration // the node timeout, even where the call must end earlier
-	life    *life         // of the call
+	asked   boot.Instant    // when the bid asked for it
+	sent    moment          // when it was sent
+	until   boot.Instant    // when the call ends
+	term    context.Context // with this deadline
 	lease   driver.Lease
 	held    *driver.HeldError
 	latency time.Duration // of the last vote or renewal
@@ -83,9 +81,6 @@ func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Leas
 		return nil, failed(ctx, err)
 	}
 	b.waits.served(req.Key)
-	if l.bid.raising == 0 { // no token was written back
-		b.count.oneRoundTrip.Add(1)
-	}
 	return l, nil
 }
 
@@ -130,50 +125,43 @@ func firstNode(key string, n int) int {
 
 // run passes a caller's event to the bid, and waits for the verdict.
 func (l *lease) run(ctx context.Context, kind eventKind, ttl time.Duration) error {
-	const never = boot.Instant(1<<63 - 1)
-	w := pause{until: never}
+	until := boot.Instant(1<<63 - 1)
 	if end, ok := ctx.Deadline(); ok {
-		w.until = l.b.clock.Now().Add(time.Until(end))
+		until = l.b.clock.Now().Add(time.Until(end))
 	}
 	var cause error
 	for {
-		out, said := l.decide(ctx, kind, ttl, &w, cause)
+		out, p, said := l.decide(ctx, kind, ttl, until, cause)
 		l.perform(&out)
 		if out.verdict != open {
 			return said
 		}
-		if cause == nil {
-			cause = l.wait(ctx, &w)
+		if cause == nil && !p.certain {
+			cause = l.wait(ctx, p)
 		}
 		kind = looks
 	}
 }
 
-// pause says how long a caller waits, and for which events.
+// pause says how a caller waits for its stage to end.
 type pause struct {
-	until   boot.Instant // the caller's deadline
-	began   boot.Instant
-	life    *life // its timer wakes the caller to look again; nil: none
 	most    time.Duration
-	certain bool // do not wait
-	deaf    bool // ignore the end of the caller's context
+	certain bool // not at all
+	deaf    bool // also if the caller's context ends
 }
 
 // decide makes one step for a caller. Its last action is to look at the clock.
-func (l *lease) decide(ctx context.Context, kind eventKind, ttl time.Duration, w *pause, cause error) (work, error) {
+func (l *lease) decide(ctx context.Context, kind eventKind, ttl time.Duration, until boot.Instant, cause error) (work, pause, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	e := &l.event
 	*e = event{
-		kind: kind, until: w.until, ttl: ttl, timeout: l.b.timeout(ttl),
+		kind: kind, until: until, ttl: ttl, timeout: l.b.timeout(ttl),
 		tripped: l.b.tripped(), duplicate: l.b.duplicate.Load() != nil, ended: cause != nil,
 	}
 	if kind == looks {
 		e.now = l.b.clock.Fresh()
-		e.stalled = max(e.now.Sub(w.began)-w.most, 0)
-		l.stalled += e.stalled
 	} else {
-		l.stalled = 0
 		e.now, l.jumps = l.b.nowAndJumps()
 	}
 	e.jumped = l.b.clock.Jumps() != l.jumps
@@ -184,13 +172,8 @@ func (l *lease) decide(ctx context.Context, kind eventKind, ttl time.Duration, w
 	if out.verdict == extended {
 		l.confirmed = l.b.floor(l.bid.start)
 	}
-	w.began, w.most = e.now, min(l.bid.due.Sub(e.now), l.bid.timeout/timeSlices)
-	w.certain, w.deaf = l.bid.certain(), l.bid.stage == quieting
-	w.life = nil
-	if l.bid.asks() {
-		w.life = l.life
-	}
-	return out, l.says(ctx, out.verdict, cause, e.now)
+	p := pause{most: l.bid.due.Sub(e.now), certain: l.bid.certain(), deaf: l.bid.stage == quieting}
+	return out, p, l.says(ctx, out.verdict, cause, e.now)
 }
 
 // nowAndJumps returns the time, and how often the clock had jumped by then.
@@ -205,25 +188,17 @@ func (b *Backend) nowAndJumps() (boot.Instant, int64) {
 }
 
 // wait returns when the bid must look again. An error says why the caller no longer waits.
-func (l *lease) wait(ctx context.Context, w *pause) error {
-	if w.certain {
-		return nil
-	}
-	var due <-chan time.Time
-	if w.life == nil || w.life.Err() != nil {
-		t := time.NewTimer(max(w.most, soonest))
-		defer t.Stop()
-		due = t.C
-	}
+func (l *lease) wait(ctx context.Context, p pause) error {
+	t := time.NewTimer(max(p.most, 1)) // in bubbles of synctest, timers that are due at once crash the race detector
+	defer t.Stop()
 	done, closed := ctx.Done(), l.b.closed
-	if w.deaf {
+	if p.deaf {
 		done, closed = nil, nil
 	}
 	select {
 	case <-l.wake:
 		return nil
-	case <-due:
-		settle()
+	case <-t.C:
 		return nil
 	case <-done:
 		return ctx.Err()
@@ -241,18 +216,16 @@ type work struct {
 // step passes an event to the bid, and prepares its actions. l.mu is held.
 func (l *lease) step(e *event) work {
 	out := work{actions: l.b.step(&l.bid, e)}
-	if out.judged != 0 {
-		out.notices = l.blame(out.judged, l.bid.agreeing(out.judged))
-	}
-	if out.healed {
-		l.b.count.heals.Add(1)
-	}
-	if out.split {
-		l.b.count.splits.Add(1)
+	if out.wrong != 0 {
+		out.notices = l.blame(out.wrong)
 	}
 	for i := range l.requests {
+		g := &l.requests[i]
+		if out.verdict == won && l.bid.parts[i].state == counted && g.n.skewed.Load() {
+			g.n.skewed.Store(false)
+		}
 		if out.calls[i] != idle {
-			l.prepare(i, &out.actions, e.now)
+			l.prepare(g, &out.actions, e.now)
 		}
 	}
 	if l.bid.certain() {
@@ -261,30 +234,37 @@ func (l *lease) step(e *event) work {
 		default:
 		}
 	}
-	if l.freeing != nil {
+	if l.freed != nil {
 		if _, certain := l.bid.cleared(); certain {
-			for _, caller := range l.freeing {
-				caller.leave()
-			}
-			l.freeing = nil
+			close(l.freed)
+			l.freed = nil
 		}
 	}
 	return out
 }
 
-// prepare begins the life of the call to a node without one under way, and makes the request.
-// l.mu is held.
-func (l *lease) prepare(i int, out *actions, now boot.Instant) {
-	g := &l.requests[i]
-	g.call, g.timeout = out.calls[i], l.bid.timeout
-	switch {
-	case g.call < release && g.call != raiseLate:
-		g.begins(now, out.until, out.most)
-	case out.delay == 0:
-		g.beginsNow(now)
+// prepare makes the request to a node without a call under way. l.mu is held.
+func (l *lease) prepare(g *nodeRequest, out *actions, now boot.Instant) {
+	g.call, g.asked = out.calls[g.n.index], now
+	switch g.call {
+	case release:
+		g.until = now.Add(releaseTime(l.bid.timeout))
+	case raiseLate:
+		g.until = now.Add(l.bid.timeout)
+	default:
+		g.until = out.until
 	}
+	// Calls that end at nearly the same time share a context.
+	if later := g.until.Sub(l.until); l.term == nil || later < 0 || later > l.bid.timeout/8 {
+		l.until, l.term = g.until, async.Until(l.ctx, l.b.clock.Time(g.until))
+	}
+	g.until, g.term = l.until, l.term
 	l.fill(g, out, now)
 }
+
+// releaseTime is how long a node tries to release a lock. It tries again if the first try fails at
+// once, for example because its connection was cut.
+func releaseTime(timeout time.Duration) time.Duration { return 2 * timeout }
 
 // fill makes the request. l.mu is held.
 func (l *lease) fill(g *nodeRequest, out *actions, now boot.Instant) {
@@ -310,35 +290,6 @@ func (l *lease) fill(g *nodeRequest, out *actions, now boot.Instant) {
 	case renew:
 		g.renewal = &driver.Renewal{TTL: l.bid.ttl, Keep: l.keep, MinFence: l.bid.fence}
 	}
-}
-
-// beginsNow gives the call a node timeout from now on. l.mu is held.
-func (g *nodeRequest) beginsNow(now boot.Instant) {
-	g.begins(now, now.Add(g.timeout), now.Add(mostTimeouts*g.timeout))
-}
-
-// begins gives the call a life from now until that instant: the latest life, if it lasts as
-// long (for a release, nearly as long), or a new one. l.mu is held.
-func (g *nodeRequest) begins(now, until, most boot.Instant) {
-	g.asked = now
-	l := g.l
-	less := time.Duration(0)
-	if g.call == release {
-		less = g.timeout / 8
-	}
-	if s := l.life; s != nil && s.due <= until && until.Sub(s.due) <= less && s.most <= most && most.Sub(s.most) <= less && s.join() {
-		g.life = s
-		return
-	}
-	if l.begun < len(l.lives) {
-		l.life = &l.lives[l.begun]
-		l.begun++
-	} else {
-		l.life = &life{}
-	}
-	g.life = l.life
-	g.life.Context, g.life.clock, g.life.wake = l.ctx, l.b.clock, l.wake
-	g.life.begin(now, until, most)
 }
 
 // propose sets the proposal to all nodes for this round. l.mu is held.
@@ -388,11 +339,7 @@ func (l *lease) number(h *driver.HeldError) owner {
 // perform starts the calls in a bid's actions, and sends the notices.
 func (l *lease) perform(out *work) {
 	for i, c := range out.calls {
-		switch {
-		case c == idle:
-		case out.delay > 0:
-			l.later(&l.requests[i], out.delay)
-		default:
+		if c != idle {
 			l.requests[i].send()
 		}
 	}
@@ -401,36 +348,67 @@ func (l *lease) perform(out *work) {
 	}
 }
 
-// later sends a call after a pause. Close waits for a short pause, and cancels the call after a
-// longer one.
-func (l *lease) later(g *nodeRequest, d time.Duration) {
-	counted := d < g.timeout/timeSlices && g.n.enter()
-	time.AfterFunc(d, func() {
-		l.mu.Lock()
-		g.beginsNow(l.b.clock.Now())
-		l.mu.Unlock()
-		g.send()
-		if counted {
-			g.n.leave()
-		}
-	})
-}
-
-// send starts the call, if the node can start calls, and otherwise passes it to a worker.
+// send starts the call. A call that its node cannot start has a goroutine. The breaker of a node
+// that keeps timing out refuses votes, unless the other nodes are no majority.
 func (g *nodeRequest) send() {
-	if g.start() {
+	n, b := g.n, g.l.b
+	if (g.call == acquire || g.call == join) && n.tripped.Load() {
+		switch ok, probe := n.admit(); {
+		case !ok && len(b.nodes)-b.tripped().len() >= b.q:
+			g.end(result{err: errSkipped, answer: unasked})
+			return
+		case probe: // nobody waits for it
+			g.l.feed(event{kind: probed, node: n.index})
+		}
+	}
+	if !n.enter() {
+		g.end(result{err: driver.ErrClosed, answer: unasked})
 		return
 	}
-	life, err := g.life, driver.ErrClosed
-	if g.n.enter() {
-		if g.n.workers.Start(g) {
-			return
-		}
-		g.n.leave()
-		err = errBusy
+	g.sent = b.now()
+	if !g.start() {
+		go g.run()
 	}
-	life.leave()
-	g.end(result{err: err, answer: unasked})
+}
+
+// start starts the call, if the node can.
+func (g *nodeRequest) start() bool {
+	n := g.n
+	if n.async == nil {
+		return false
+	}
+	if g.call == acquire || g.call == join {
+		return n.async.StartAcquire(g.term, &g.req, g)
+	}
+	switch lease, ok := g.lease.(async.Lease); {
+	case !ok:
+		return false
+	case g.call == release:
+		return lease.StartRelease(g.term, g)
+	default:
+		return lease.StartRenew(g.term, g.renewal, g)
+	}
+}
+
+// run makes the call, and waits for its end.
+func (g *nodeRequest) run() {
+	defer g.n.blocking.Add(-1)
+	if g.n.blocking.Add(1) > mostCalls {
+		g.done(result{err: errBusy, answer: unasked})
+		return
+	}
+	ctx, cancel := context.WithDeadline(g.l.ctx, g.l.b.clock.Time(g.until))
+	defer cancel()
+	var r result
+	switch g.call {
+	case acquire, join:
+		r.lease, r.err = g.n.backend.Acquire(ctx, &g.req)
+	case release:
+		r.err = g.lease.Release(ctx)
+	default:
+		r.grant, r.err = g.lease.Renew(ctx, g.renewal)
+	}
+	g.done(r)
 }
 
 // result is the result of a call.
@@ -469,93 +447,18 @@ func (r *result) read() {
 	}
 }
 
-// start starts the call. If it returns false, a worker must make the call, or end it if its
-// time is over. While the breaker is open only workers make calls, because they are few.
-func (g *nodeRequest) start() (started bool) {
-	n := g.n
-	if n.async == nil || n.tripped.Load() || g.life.Err() != nil || !n.enter() {
-		return false
-	}
-	defer func() {
-		if !started {
-			n.leave()
-		}
-	}()
-	g.sent = g.l.b.now()
-	if g.call == acquire || g.call == join {
-		return n.async.StartAcquire(g.life, &g.req, g)
-	}
-	switch lease, ok := g.lease.(async.Lease); {
-	case !ok:
-		return false
-	case g.call == release:
-		return lease.StartRelease(g.life, g)
-	default:
-		return lease.StartRenew(g.life, g.renewal, g)
-	}
-}
-
 // Acquired, Renewed and Released get the results of calls that were started: see package async.
 func (g *nodeRequest) Acquired(l driver.Lease, err error) { g.done(result{lease: l, err: err}) }
 func (g *nodeRequest) Renewed(r driver.Grant, err error)  { g.done(result{grant: r, err: err}) }
 func (g *nodeRequest) Released(err error)                 { g.done(result{err: err}) }
 
-// done ends a started call. It first starts the calls that follow from the answer, so that the
-// count of calls never falls to zero in between.
+// done ends a call. It first starts the calls that follow from the answer, so that the count of
+// calls never falls to zero in between.
 func (g *nodeRequest) done(r result) {
-	n, life := g.n, g.life
-	r.received = life.clock.Now()
+	n := g.n
+	r.received = g.l.b.clock.Now()
 	g.end(r)
-	life.leave()
 	n.leave()
-}
-
-// Run makes the call, and waits for its end. A worker calls it.
-func (g *nodeRequest) Run() {
-	defer g.n.leave()
-	l, clock := g.l, g.l.b.clock
-	if g.call == release && clock.Now() > g.asked.Add(g.timeout/8) { // the time in the worker's queue must not make it fail
-		g.life.leave()
-		l.mu.Lock()
-		g.beginsNow(clock.Now())
-		l.mu.Unlock()
-	}
-	ctx := g.life
-	defer ctx.leave()
-	if g.call == acquire || g.call == join {
-		if g.skipped() {
-			return
-		}
-	}
-	if err := ctx.Err(); err != nil {
-		g.end(result{err: err, answer: unasked})
-		return
-	}
-	var r result
-	g.sent = l.b.now()
-	switch g.call {
-	case acquire, join:
-		r.lease, r.err = g.n.backend.Acquire(ctx, &g.req)
-	case release:
-		r.err = g.lease.Release(ctx)
-	default:
-		r.grant, r.err = g.lease.Renew(ctx, g.renewal)
-	}
-	r.received = clock.Now()
-	g.end(r)
-}
-
-// skipped asks the node's breaker. True means that the call has ended.
-func (g *nodeRequest) skipped() bool {
-	ok, probe := g.n.admit()
-	switch {
-	case !ok && len(g.l.b.nodes)-g.l.b.tripped().len() >= g.l.b.q: // the other nodes are a majority
-		g.end(result{err: errSkipped, answer: unasked})
-		return true
-	case probe: // nobody waits for it
-		g.l.feed(event{kind: probed, node: g.n.index})
-	}
-	return false
 }
 
 // end passes the result of the call to the bid.
@@ -571,25 +474,20 @@ func (g *nodeRequest) end(r result) {
 	*e = event{kind: answered, now: l.b.clock.Now(), node: g.n.index, answer: r.answer, clock: clock}
 	g.note(&r, e)
 	out := l.step(e)
-	if out.left {
-		g.err = r.err
-		l.b.count.unreleased.Add(1)
-	}
 	l.mu.Unlock()
 	l.perform(&out)
 }
 
 // learn updates the breaker, the clock and the server's identity from a call's result.
 func (g *nodeRequest) learn(r *result) reading {
-	n := g.n
+	n, b := g.n, g.l.b
 	if r.lease != nil {
 		r.grant = r.lease.Grant()
 	}
-	n.report(r.answer == silence && g.life.ran() >= g.timeout-g.timeout/timeSlices)
+	n.report(r.answer == silence && r.received.Sub(g.sent.at) >= g.l.bid.timeout*3/4)
 	if g.call == release {
 		return reading{}
 	}
-	b := g.l.b
 	b.identify(n, r.grant.Server)
 	clock := b.read(r.grant.Clock, r.grant.Terms, g.sent, r.received)
 	b.learn(n, clock, r.grant.Terms, g.sent.jumps)
@@ -598,7 +496,6 @@ func (g *nodeRequest) learn(r *result) reading {
 
 // note stores an answer, and completes its event for the bid. l.mu is held.
 func (g *nodeRequest) note(r *result, e *event) {
-	e.last = g.n.tripped.Load() || g.l.b.isClosed() && !g.failedAtOnce(r)
 	took := r.received.Sub(g.sent.at)
 	if r.answer == unasked {
 		took = 0
@@ -618,16 +515,13 @@ func (g *nodeRequest) note(r *result, e *event) {
 			g.err = r.err
 		}
 	case release:
-		if e.answer == granted || e.answer == gone { // the node has nothing of this bid
+		if e.answer == gone { // the node has nothing of this bid
 			e.answer = granted
 		}
+		if e.answer != granted { // its lock ends with its TTL
+			g.err = r.err
+		}
 	}
-}
-
-// failedAtOnce reports whether this was the first try of a release, and failed in less than a
-// slice of its time: perhaps only its connection was cut. l.mu is held.
-func (g *nodeRequest) failedAtOnce(r *result) bool {
-	return g.call == release && r.answer != unasked && g.l.bid.parts[g.n.index].tries == 1 && g.life.ran() == 0
 }
 
 // feed passes to the bid an event for which no caller waits.
@@ -689,44 +583,30 @@ func (l *lease) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, err
 }
 
 // Release frees the lock on every node, and returns when a majority has confirmed that
-// it is free of this lease; the others go on in the background. It is bounded by four
+// it is free of this lease; the others go on in the background. It is bounded by two
 // node timeouts (see Options.NodeTimeout), and does not depend on ctx.
 func (l *lease) Release(context.Context) error {
-	if l.isReleased() {
-		return nil
-	}
 	if err := l.b.begin(context.Background()); err != nil { // release even if the caller's context has ended
 		return err
 	}
 	defer l.b.calls.Done()
-	<-l.beginRelease().Done()
-	return l.endRelease()
-}
-
-func (l *lease) isReleased() bool {
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.released
-}
-
-// beginRelease returns a life that ends when the outcome is certain, or when its caller gives up.
-func (l *lease) beginRelease() *life {
-	l.mu.Lock()
-	freeing := newLife(context.Background(), l.b.clock, releaseTries*l.bid.timeout)
-	l.freeing = append(l.freeing, freeing)
-	l.event = event{kind: releases, now: l.b.clock.Now()}
-	out := l.step(&l.event)
+	if l.released {
+		l.mu.Unlock()
+		return nil
+	}
+	if l.freed == nil {
+		l.freed = make(chan struct{})
+	}
+	freed, timeout := l.freed, l.bid.timeout
 	l.mu.Unlock()
-	l.perform(&out)
-	return freeing
-}
-
-func (l *lease) endRelease() error {
+	l.feed(event{kind: releases})
+	_ = async.Await(async.Within(context.Background(), releaseTime(timeout)), freed)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if n, _ := l.bid.cleared(); n < l.b.q {
+	n, _ := l.bid.cleared()
+	if l.released = n >= l.b.q; !l.released {
 		return l.unknown(l.b.clock.Now(), "%d of %d nodes confirmed the release, %d needed", n, len(l.requests), l.b.q)
 	}
-	l.released = true
 	return nil
 }

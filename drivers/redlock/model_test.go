@@ -50,7 +50,6 @@ func duelWith(t *testing.T, c *redis.Client, s *server.Server, seed uint64, guar
 	d := &duel{t: t, seed: seed, rng: rand.New(rand.NewPCG(seed, 0)), key: "model", name: fmt.Sprint(guard, seed, ":model"), real: real, redis: s}
 	d.quorum = quorum.Info{Terms: derive(3, guard, time.Second, 1), OtherClocks: d.others}
 	d.sim = &simNode{s: newSimServer(0), net: &network{}, rng: d.rng}
-	d.sim.s.started = time.Now().Unix()
 	d.run()
 }
 
@@ -127,11 +126,11 @@ func (d *duel) befall(ctx context.Context) string {
 	switch d.rng.IntN(16) {
 	case 0:
 		d.must(d.redis.Restart())
-		d.sim.s.restart(0, func(last int) int { return last })
+		d.sim.s.restart(func(last int) int { return last })
 		return "restart"
 	case 1:
 		d.must(d.redis.RestartEmpty())
-		d.sim.s.restart(0, func(int) int { return 0 })
+		d.sim.s.restart(func(int) int { return 0 })
 		return "restart empty"
 	case 2:
 		d.do("FLUSHALL")

@@ -181,7 +181,7 @@ func mutant(m mutation) machine {
 			return func(b *bid, e *event) actions {
 				out := next(b, e)
 				for i := range b.n {
-					if out.calls[i] == release && b.parts[i].tries == 1 {
+					if out.calls[i] == release {
 						out.back.add(i)
 					}
 				}

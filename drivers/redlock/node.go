@@ -17,22 +17,21 @@ import (
 // node is one member of the quorum, with its breaker and the requests under way to it. It knows
 // nothing of the quorum.
 //
-// A request that the node cannot start is a blocking call, which needs a goroutine; these are
-// workers, at most Options.InFlight of them. Further requests wait in a bounded queue, and fail
-// at once if it is full. So a node that never answers costs a bounded number of goroutines.
+// A request that the node cannot start is a blocking call, which needs a goroutine. A node that
+// never answers costs a bounded number of them: its breaker opens, and mostCalls are under way at
+// most.
 type node struct {
 	index   int
 	name    string // without any secret
 	backend driver.Backend
 	async   async.Backend // the same; nil: every call is made by its blocking method
-	workers async.Workers // make the blocking calls
 	notify  func(driver.Notice)
-	skips   *atomic.Uint64 // counts how often its breaker opened
 
 	described atomic.Pointer[quorum.Info] // the quorum in the last request
 	server    atomic.Pointer[string]      // the server process that answered last
 	skewed    atomic.Bool                 // its clock disagreed when it last counted
 	tripped   atomic.Bool                 // the breaker is open
+	blocking  atomic.Int32                // blocking calls under way
 
 	clockMu   sync.Mutex
 	clock     reading // of its last answer
@@ -52,7 +51,7 @@ type node struct {
 }
 
 const (
-	queued      = 4096 // calls that may wait for a worker
+	mostCalls   = 4096 // blocking calls under way
 	tripAfter   = 5    // this many timeouts in a row over this long open the breaker, because many requests end at once
 	tripTime    = 200 * time.Millisecond
 	firstProbe  = 500 * time.Millisecond
@@ -120,9 +119,8 @@ func (n *node) leave() {
 	n.end()
 }
 
-// close ends the idle workers; the others end when they have done what is queued.
+// close lets no further call start when those under way have ended.
 func (n *node) close() {
-	n.workers.Close()
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.closed = true
@@ -172,7 +170,6 @@ func (n *node) report(timedOut bool) {
 	n.mu.Unlock()
 	switch {
 	case is && !was:
-		n.skips.Add(1)
 		n.notify(driver.Notice{Kind: quorum.NoticeNodeSkipped, Node: n.name, Detail: fmt.Sprintf("%d requests in a row timed out: it is skipped until a probe succeeds", tripAfter)})
 	case was && !is:
 		n.notify(driver.Notice{Kind: quorum.NoticeNodeRestored, Node: n.name, Detail: "a probe succeeded: it is asked again"})

@@ -3,7 +3,6 @@ package redlock
 import (
 	"context"
 	"errors"
-	"fmt"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -14,45 +13,26 @@ import (
 	"github.com/redlock-go/redlock/drivers/memory"
 )
 
-// A node whose queue of requests is full counts as a node that is down, whichever node it is,
-// and does not delay the others.
-func TestANodeWithAFullQueueIsAway(t *testing.T) {
-	for away := range 3 {
-		t.Run(fmt.Sprint(away), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				answer := make(chan struct{})
-				nodes := []driver.Backend{memory.New(), memory.New(), memory.New()}
-				nodes[away] = script{nodes[away], func(context.Context, *driver.Request) (driver.Lease, error) {
-					<-answer
-					return nil, errors.New("no answer")
-				}}
-				b, err := New(nodes, &Options{InFlight: 1})
-				if err != nil {
-					t.Fatal(err)
-				}
-				defer func() { _ = b.Close() }()
-				defer close(answer)
-				for i := range 1 + queued + 1 {
-					l, err := b.Acquire(t.Context(), request1(fmt.Sprint("k", i), "web/x", time.Second))
-					if err != nil {
-						t.Fatalf("key %d: %v", i, err)
-					}
-					if i <= queued {
-						continue
-					}
-					if err := l.Grant().Votes[away].Err; !errors.Is(err, errBusy) {
-						t.Fatalf("the node's queue has room: %v", err)
-					}
-					if _, err := l.Renew(t.Context(), &driver.Renewal{TTL: time.Second}); err != nil {
-						t.Errorf("Renew: %v", err)
-					}
-					if err := l.Release(t.Context()); err != nil {
-						t.Errorf("Release: %v", err)
-					}
-				}
-			})
-		})
-	}
+// A node with too many blocking calls under way counts as a node that is down.
+func TestANodeWithTooManyCallsIsAway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newSpaces(3).quorum(t, nil)
+		b.nodes[1].blocking.Store(mostCalls)
+		l, err := b.Acquire(t.Context(), request1("k", "web/x", time.Second))
+		if err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		if err := l.Grant().Votes[1].Err; !errors.Is(err, errBusy) {
+			t.Errorf("its vote is %v", err)
+		}
+		if _, err := l.Renew(t.Context(), &driver.Renewal{TTL: time.Second}); err != nil {
+			t.Error(err)
+		}
+		if err := l.Release(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 // The error says that a node did not answer only if the bid waited for it.

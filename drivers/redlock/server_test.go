@@ -2,7 +2,9 @@ package redlock_test
 
 import (
 	"context"
+	"flag"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -18,6 +20,18 @@ import (
 	"github.com/redlock-go/redlock/redlocktest/fault"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
+
+func TestMain(m *testing.M) {
+	// Parallel tests mostly wait for leases to end. Only under the race detector do they need
+	// many processors.
+	flag.Parse()
+	parallel := "6"
+	if redlock.Race {
+		parallel = "4"
+	}
+	_ = flag.Set("test.parallel", parallel) // that flag exists
+	os.Exit(m.Run())
+}
 
 // cluster is a number of independent real servers, each behind a proxy that can break its
 // connections.

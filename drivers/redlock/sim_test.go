@@ -96,7 +96,6 @@ type world struct {
 	guard   time.Duration
 	allow   time.Duration
 	over    chan struct{}
-	alone   *schedule // runs the world in one goroutine; nil: many do
 
 	minority  []*simServer  // the servers whose clocks are set
 	most      time.Duration // how far they are set at most
@@ -109,7 +108,8 @@ type world struct {
 	machines  []*simMachine // guarded by mu
 	changed   chan struct{} // closed when the number of nodes has changed
 	before    int           // number of nodes before the change
-	claims    bool          // some clients state that the servers are new
+	primed    bool          // the servers were used before; otherwise clients state that they are new
+	claims    bool          // some clients do, in a fresh world
 	reopen    atomic.Int64  // how often all clients had to begin anew
 	habit     int           // how servers usually forget
 	weak      *simServer    // the server that is often slow
@@ -136,15 +136,15 @@ const simKeyName = "k"
 // simulate runs one schedule and returns the first promise that it broke.
 func simulate(t *testing.T, k kind, seed uint64, s sabotage) (w *world) {
 	synctest.Test(t, func(t *testing.T) {
-		w = newWorld(k, seed, s, nil)
+		w = newWorld(k, seed, s)
 		w.run(s)
 	})
 	return w
 }
 
-func newWorld(k kind, seed uint64, s sabotage, alone *schedule) *world {
+func newWorld(k kind, seed uint64, s sabotage) *world {
 	w := &world{
-		alone: alone, kind: k, seed: seed, rng: rand.New(rand.NewPCG(seed, 1)), over: make(chan struct{}),
+		kind: k, seed: seed, rng: rand.New(rand.NewPCG(seed, 1)), over: make(chan struct{}),
 		active: map[*holder]time.Time{}, tokens: map[uint64]bool{},
 		guard: 2 * time.Second, allow: DefaultClockAllowance, orderly: true, changed: make(chan struct{}), taken: make(chan struct{}, 1),
 	}
@@ -183,7 +183,7 @@ func newWorld(k kind, seed uint64, s sabotage, alone *schedule) *world {
 		}
 	}
 	for i := range max(n, w.before) {
-		srv := newSimServerAt(i, w.virtual())
+		srv := newSimServer(i)
 		srv.broken = s.node
 		spread := w.allow / 5
 		if k.wild {
@@ -203,6 +203,9 @@ func newWorld(k kind, seed uint64, s sabotage, alone *schedule) *world {
 		w.unsettle()
 	}
 	w.stepper = w.servers[w.rng.IntN(len(w.servers))]
+	if w.primed = w.guard > 0 && !k.fresh && (k.volatile() || w.rng.IntN(4) > 0); w.primed {
+		w.prime(cmp.Or(w.before, n))
+	}
 	w.life = shortestLife + 4*max(w.guard, mostGuard) + time.Duration(w.rng.Int64N(int64(time.Minute)))
 	return w
 }
@@ -214,6 +217,19 @@ const (
 	// mostGuard is the longest guard of a client of a differing world.
 	mostGuard = 1700 * time.Millisecond
 )
+
+// prime makes the first n servers ones that were used before.
+func (w *world) prime(n int) {
+	guard := w.guard
+	if w.kind.mixed && w.rng.IntN(2) == 0 {
+		guard /= 3
+	}
+	t := derive(n, guard, w.allow, 1+w.rng.IntN(4))
+	for _, srv := range w.servers[:n] {
+		srv.handshake(simShake{text: simText{run: srv.name(), terms: t}, terms: t, mode: "bootstrap", until: simPending, check: true})
+		srv.mark()
+	}
+}
 
 // unsettle decides which events will disturb the servers.
 func (w *world) unsettle() {
@@ -240,41 +256,15 @@ func (w *world) unsettle() {
 			w.minority = append(w.minority, w.servers[i])
 		}
 	}
-	young := w.kind.fresh && w.rng.IntN(3) > 0
 	for _, srv := range w.servers {
 		srv.rate /= 2
 		srv.durable = w.kind.forgets && w.rng.IntN(8) == 0
-		if young {
-			srv.started = srv.clock().Unix()
-		}
 	}
-}
-
-// virtual is the time of a world in one goroutine.
-func (w *world) virtual() *time.Time {
-	if w.alone == nil {
-		return nil
-	}
-	return &w.alone.at
-}
-
-func (w *world) now() time.Time { return timeOf(w.virtual()) }
-
-// after calls f later.
-func (w *world) after(d time.Duration, f func()) {
-	if w.alone != nil {
-		w.alone.after(nil, d, f)
-		return
-	}
-	time.AfterFunc(d, f)
 }
 
 // trace notes an event if only one schedule runs.
 func (w *world) trace(format string, args ...any) {
-	switch {
-	case w.alone != nil:
-		w.alone.note(format, args...)
-	case *seedFlag != 0:
+	if *seedFlag != 0 {
 		fmt.Printf("%v %s\n", time.Now().Format("05.000000"), fmt.Sprintf(format, args...))
 	}
 }
@@ -367,7 +357,7 @@ func (w *world) open(id int, servers []*simServer, rng *rand.Rand, s sabotage) *
 	case w.differ:
 		net, rate = w.draw(o, rng)
 	}
-	m := newSimMachine(w.virtual(), rate, s.asleep)
+	m := newSimMachine(rate, s.asleep)
 	if id != operator {
 		w.mu.Lock()
 		w.machines = append(w.machines, m)
@@ -380,7 +370,10 @@ func (w *world) open(id int, servers []*simServer, rng *rand.Rand, s sabotage) *
 			own.delay *= time.Duration(1 + rng.IntN(4))
 			net = &own
 		}
-		nodes[i] = &simNode{s: srv, net: net, durable: srv.durable, machine: m, after: w.after, life: w.life, rng: rand.New(rand.NewPCG(rng.Uint64(), uint64(i)))}
+		nodes[i] = &simNode{s: srv, net: net, durable: srv.durable, machine: m, life: w.life, rng: rand.New(rand.NewPCG(rng.Uint64(), uint64(i)))}
+	}
+	if o.NodeTimeout == 0 && rng.IntN(3) > 0 {
+		o.NodeTimeout = 50 * time.Millisecond // a short one makes room for more events
 	}
 	if w.kind.crosses {
 		o.NodeTimeout = 10 * w.net.delay
@@ -389,8 +382,12 @@ func (w *world) open(id int, servers []*simServer, rng *rand.Rand, s sabotage) *
 		o.Guard /= 3
 		o.NodeTimeout = min(o.NodeTimeout, o.Guard)
 	}
-	if w.claims {
-		o.Bootstrap = rng.IntN(2) == 0
+	switch {
+	case w.guard < 0:
+	case w.primed:
+		o.Bootstrap = w.kind.differing
+	default:
+		o.Bootstrap = !w.kind.fresh || w.claims && rng.IntN(2) == 0
 	}
 	b, err := New(nodes, o)
 	if err != nil {
@@ -422,7 +419,6 @@ func (w *world) draw(o *Options, rng *rand.Rand) (*network, float64) {
 		}
 	}
 	o.DriftPercent = 1 + rng.IntN(8)
-	o.Bootstrap = o.Bootstrap || w.kind.differing
 	most := float64(o.DriftPercent) / 100
 	rate := []float64{1 / (1 + most), 1, 1 + most, 1 + (rng.Float64()-0.5)*most}[rng.IntN(4)]
 	return &own, rate
@@ -477,7 +473,7 @@ func (w *world) bid(b *Backend, rng *rand.Rand, owner string) bool {
 	}
 	req := &driver.Request{Key: simKeyName, Owner: owner, TTL: ttl}
 	if w.tick > 0 {
-		req.FenceFloor = uint64(w.now().Truncate(w.tick).Add(w.tick).UnixMicro())
+		req.FenceFloor = uint64(time.Now().Truncate(w.tick).Add(w.tick).UnixMicro())
 	}
 	m := b.nodes[0].backend.(*simNode).machine
 	m.thaw()
@@ -519,7 +515,7 @@ func (w *world) bid(b *Backend, rng *rand.Rand, owner string) bool {
 func (w *world) leaves(d time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if end := w.now().Add(d); end.After(w.leftovers) {
+	if end := time.Now().Add(d); end.After(w.leftovers) {
 		w.leftovers = end
 	}
 }
@@ -541,7 +537,7 @@ func (w *world) leave(b *Backend, dies bool) {
 func (w *world) granted(m *simMachine, token uint64, end time.Time, before uint64) *holder {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	now := w.now()
+	now := time.Now()
 	w.grants++
 	switch {
 	case w.tokens[token] && w.orderly:
@@ -598,7 +594,7 @@ func (w *world) extended(h *holder, end time.Time, before uint64) {
 	if before > h.token && w.orderly {
 		w.fail("G3: the lease of token %d was renewed after %d had been returned", h.token, before)
 	}
-	w.believe(h, end, w.now())
+	w.believe(h, end, time.Now())
 }
 
 // chaos disturbs the servers until the clients are done.
@@ -680,7 +676,7 @@ func (w *world) startle(rng *rand.Rand) {
 		if w.seed%3 > 0 {
 			return
 		}
-		w.leftovers = w.now().Add(d + mostGuard + w.guard + w.mostGrace())
+		w.leftovers = time.Now().Add(d + mostGuard + w.guard + w.mostGrace())
 	}
 	w.trace("a machine sleeps for %v", d)
 	if !m.sleep(d) || !m.deaf {
@@ -788,7 +784,7 @@ func (w *world) strike(rng *rand.Rand) {
 	case what < 6 && w.kind.vanishes:
 		s.expire()
 	case what < 6 && w.kind.mixed:
-		s.restart(0, w.recent(s, rng))
+		s.restart(w.recent(s, rng))
 	case what < 8 && w.kind.clocks:
 		w.setClock(rng)
 	case w.kind.forgets && w.forgotten < mostForgotten:
@@ -871,18 +867,9 @@ func (w *world) forget(rng *rand.Rand) {
 		for _, i := range victims[:n] {
 			w.servers[i].unload()
 		}
-		d := time.Duration(1 + rng.Int64N(int64(5*w.net.delay)))
-		if w.alone != nil {
-			w.after(d, func() { w.forgetOnAll(victims[:n], how, rng) })
-			return
-		}
-		w.rest(d)
+		w.rest(time.Duration(1 + rng.Int64N(int64(5*w.net.delay))))
 	}
-	w.forgetOnAll(victims[:n], how, rng)
-}
-
-func (w *world) forgetOnAll(victims []int, how int, rng *rand.Rand) {
-	for _, i := range victims {
+	for _, i := range victims[:n] {
 		w.trace("server %d forgets: %d", i, how)
 		w.forgetOn(w.servers[i], how, rng)
 	}
@@ -911,7 +898,6 @@ func (w *world) forgetOn(s *simServer, how int, rng *rand.Rand) {
 		unloaded: func(n int) int { return n - int(r*r*float64(n+1)) },
 		early:    func(n int) int { return n - int(r*20) },
 	}[how]
-	aged := time.Duration(0)
 	switch {
 	case how == flushed && s.isStated():
 		return
@@ -920,10 +906,8 @@ func (w *world) forgetOn(s *simServer, how int, rng *rand.Rand) {
 		return
 	case s.durable:
 		back = func(n int) int { return n }
-	case how == promoted:
-		aged = time.Hour
 	}
-	s.restart(aged, back)
+	s.restart(back)
 	if slices.Contains(w.minority, s) && !s.durable && rng.IntN(2) == 0 {
 		w.bootWrong(s, rng)
 		if rng.IntN(2) == 0 { // the others do not answer for a while
@@ -949,9 +933,8 @@ func (w *world) bootWrong(s *simServer, rng *rand.Rand) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.setClock(s.right - behind)
-	s.started = s.clock().Unix()
 	process := s.process
-	w.after(time.Duration(rng.Int64N(int64(w.guard))), func() {
+	time.AfterFunc(time.Duration(rng.Int64N(int64(w.guard))), func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if s.process == process {
@@ -968,17 +951,13 @@ func (w *world) cleanup() {
 		return
 	}
 	// Close has waited for every request; only one-way transits of packets are left.
-	if d := 20*max(w.net.delay, 50*time.Millisecond) + 200*time.Millisecond; w.alone == nil {
-		time.Sleep(d)
-	} else {
-		w.alone.at = w.alone.at.Add(d)
-	}
+	time.Sleep(20*max(w.net.delay, 50*time.Millisecond) + 200*time.Millisecond)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, s := range w.servers {
 		s.mu.Lock()
 		k := s.key()
-		if k.owner != "" && w.now().After(w.leftovers) {
+		if k.owner != "" && time.Now().After(w.leftovers) {
 			w.fail("G4: %s has node %d for another %v", k.owner, s.id, k.until.Sub(s.clock()))
 		}
 		if k.next != "" {

@@ -11,10 +11,9 @@ import (
 // and it sleeps at times. A sleeping client receives and sends nothing. A nil simMachine has
 // right clocks and never sleeps.
 type simMachine struct {
-	virtual *time.Time // the true time; nil: time.Now
-	began   time.Time
-	rate    float64 // of its clocks: local time per true time
-	deaf    bool    // its kernel does not tell how long it has slept
+	began time.Time
+	rate  float64 // of its clocks: local time per true time
+	deaf  bool    // its kernel does not tell how long it has slept
 
 	clock *boot.Clock // the clock that the engine reads
 
@@ -22,23 +21,17 @@ type simMachine struct {
 	slept time.Duration // total sleep, by true time, including the current one
 	until time.Time     // end of the current sleep
 	set   time.Duration // how far its wall clock was set
-
-	memo struct { // what read returned at a virtual time
-		at           time.Time
-		lives, slept time.Duration
-	}
 }
 
 // sleep makes the machine sleep. It returns false if the machine sleeps already.
 func (m *simMachine) sleep(d time.Duration) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	now := timeOf(m.virtual)
+	now := time.Now()
 	if now.Before(m.until) {
 		return false
 	}
 	m.slept, m.until = m.slept+d, now.Add(d)
-	m.memo.at = time.Time{}
 	return true
 }
 
@@ -70,26 +63,15 @@ func (m *simMachine) thaw() (slept bool) {
 func (m *simMachine) read() (lives, slept time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	now := timeOf(m.virtual)
-	if m.memo.at != now {
-		m.memo.at, m.memo.lives, m.memo.slept = now, now.Sub(m.began), m.slept-max(0, m.until.Sub(now))
-	}
-	return m.memo.lives, m.memo.slept
+	now := time.Now()
+	return now.Sub(m.began), m.slept - max(0, m.until.Sub(now))
 }
 
 func (m *simMachine) local(d time.Duration) time.Duration { return time.Duration(float64(d) * m.rate) }
 
-// timeOf returns a world's time: virtual, or that of time.Now if virtual is nil.
-func timeOf(virtual *time.Time) time.Time {
-	if virtual == nil {
-		return time.Now()
-	}
-	return *virtual
-}
-
 // newSimMachine returns a machine whose clocks have this rate.
-func newSimMachine(virtual *time.Time, rate float64, deaf bool) *simMachine {
-	m := &simMachine{virtual: virtual, began: timeOf(virtual), rate: rate, deaf: deaf}
+func newSimMachine(rate float64, deaf bool) *simMachine {
+	m := &simMachine{began: time.Now(), rate: rate, deaf: deaf}
 	m.clock = boot.New(boot.Source{
 		Awake: m.awake,
 		Suspended: func() time.Duration {
@@ -119,5 +101,5 @@ func (m *simMachine) awake() time.Time {
 // on while the machine sleeps.
 func (m *simMachine) end(expires boot.Instant) time.Time {
 	left := expires.Sub(m.clock.Fresh()) // the machine may have slept meanwhile
-	return timeOf(m.virtual).Add(time.Duration(float64(left) / m.rate))
+	return time.Now().Add(time.Duration(float64(left) / m.rate))
 }

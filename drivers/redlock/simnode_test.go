@@ -32,9 +32,8 @@ type simNode struct {
 	told    bool        // the server knows that the number of nodes changes
 	place   string      // in the server's wait queue; empty: none
 
-	machine *simMachine                 // the client's machine; nil: one that never sleeps
-	after   func(time.Duration, func()) // nil: time.AfterFunc
-	life    time.Duration               // of counters, in addition to the TTL
+	machine *simMachine   // the client's machine; nil: one that never sleeps
+	life    time.Duration // of counters, in addition to the TTL
 }
 
 // simProcess is a client's knowledge of a server process. The mu of its node guards it.
@@ -484,7 +483,7 @@ func (n *simNode) Bootstrap(ctx context.Context, b *quorum.Bootstrap) (*quorum.M
 			return &quorum.MemoryReport{}, nil
 		}
 	}
-	r := n.call(ctx, func() simReply { return n.s.look(b.Quorum.Proposal().Quarantine) })
+	r := n.call(ctx, func() simReply { return n.s.look() })
 	if r.err != nil {
 		return nil, r.err
 	}
@@ -591,16 +590,8 @@ func (n *simNode) leave(tell bool) {
 		return
 	}
 	if f := n.fate(); !f.lost {
-		n.later(f.there, func() { n.s.release(simCall{}, place) })
+		time.AfterFunc(f.there, func() { n.s.release(simCall{}, place) })
 	}
-}
-
-func (n *simNode) later(d time.Duration, f func()) {
-	if n.after != nil {
-		n.after(d, f)
-		return
-	}
-	time.AfterFunc(d, f)
 }
 
 // undo releases an attempt with an unknown outcome, at once and again when none of its requests
@@ -609,7 +600,7 @@ func (n *simNode) undo(owner string, rest time.Duration) {
 	free := func() { n.s.release(simCall{me: owner}, "") }
 	for _, d := range []time.Duration{0, rest + time.Millisecond} {
 		if f := n.fate(); !f.lost {
-			n.later(d+f.there, free)
+			time.AfterFunc(d+f.there, free)
 		}
 	}
 }

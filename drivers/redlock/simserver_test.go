@@ -22,11 +22,9 @@ type simServer struct {
 	durable bool // it forgets nothing that it acknowledged
 
 	mu        sync.Mutex
-	at        time.Time  // a fixed time of the clock; zero: see clock
-	virtual   *time.Time // the true time; nil: time.Now
-	process   int        // number of starts
-	run       string     // names the process
-	started   int64
+	at        time.Time // a fixed time of the clock; zero: see clock
+	process   int       // number of starts
+	run       string    // names the process
 	memory    simMemory
 	queue     []simPlace       // the wait queue: also in memory, but it protects nothing
 	dissolves time.Time        // when the queue ends if no waiter asks again
@@ -138,12 +136,8 @@ const (
 // simPending is the end of a quarantine that has not begun yet.
 const simPending int64 = 1<<53 - 1
 
-func newSimServer(id int) *simServer { return newSimServerAt(id, nil) }
-
-// newSimServerAt returns a server whose true time is virtual.
-func newSimServerAt(id int, virtual *time.Time) *simServer {
-	s := &simServer{id: id, texts: map[simText]bool{}, gone: map[string]bool{}, virtual: virtual, began: timeOf(virtual), run: fmt.Sprintf("sim-%d.0", id)}
-	s.started = s.clock().Add(-time.Hour).Unix()
+func newSimServer(id int) *simServer {
+	s := &simServer{id: id, texts: map[simText]bool{}, gone: map[string]bool{}, began: time.Now(), run: fmt.Sprintf("sim-%d.0", id)}
 	s.note()
 	return s
 }
@@ -153,7 +147,7 @@ func (s *simServer) clock() time.Time {
 	if !s.at.IsZero() {
 		return s.at
 	}
-	now := timeOf(s.virtual)
+	now := time.Now()
 	return now.Add(s.offset + time.Duration(float64(now.Sub(s.began))*s.rate)).Round(0)
 }
 
@@ -250,18 +244,15 @@ func (s *simServer) hello() simReply {
 	return s.reply(0, nil)
 }
 
-func (s *simServer) look(quarantine time.Duration) simReply {
+func (s *simServer) look() simReply {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	r := s.reply(0, nil)
-	up := s.clock().Unix() - s.started // both clocks have whole seconds
 	switch {
 	case s.memory.meta.run != "":
 		r.memory, r.terms = quorum.MemoryKept, s.memory.meta.terms
 	case s.marked:
 		r.memory = quorum.MemoryFlushed
-	case time.Duration(up-1)*time.Second > quarantine:
-		r.memory = quorum.MemoryUnused
 	default:
 		r.memory = quorum.MemoryNew
 	}
@@ -649,7 +640,7 @@ func (s *simServer) lose(n *simNode) {
 func (s *simServer) pause(d time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.paused = timeOf(s.virtual).Add(d)
+	s.paused = time.Now().Add(d)
 }
 
 // step sets the clock, and removes the keys that have ended by it, as servers do by themselves.
@@ -674,14 +665,12 @@ func (s *simServer) expire() {
 }
 
 // restart begins a new process with the memory of an earlier write. back chooses the write,
-// given the number of the last one. aged is the new process's age: a promoted replica is not
-// new.
-func (s *simServer) restart(aged time.Duration, back func(last int) int) {
+// given the number of the last one.
+func (s *simServer) restart(back func(last int) int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.process++
 	s.run = fmt.Sprintf("sim-%d.%d", s.id, s.process)
-	s.started = s.clock().Add(-aged).Unix()
 	s.texts, s.marked = map[simText]bool{}, false
 	i := max(back(len(s.written)-1), 0)
 	s.memory, s.written = s.written[i], s.written[:i+1]
@@ -703,7 +692,7 @@ func (s *simServer) flush() {
 func (s *simServer) isStated() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return timeOf(s.virtual).Before(s.stated)
+	return time.Now().Before(s.stated)
 }
 
 // unload models SCRIPT FLUSH. evict drops some scripts, but none that SCRIPT LOAD loaded.

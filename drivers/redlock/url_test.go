@@ -14,7 +14,7 @@ import (
 // make the nodes differ. So it is refused.
 func TestWhatIsOfAllNodesIsNotOfOne(t *testing.T) {
 	const nodes = "redlock:redis://u:s3cret@a,redis://b,redis://c"
-	for _, option := range []string{"restart_guard=off", "restart_guard=1m", "prefix=app", "ttl=5s", "node_timeout=70ms", "bootstrap=true", "strict_guard=true"} {
+	for _, option := range []string{"restart_guard=off", "restart_guard=1m", "prefix=app", "ttl=5s", "node_timeout=70ms", "bootstrap=true"} {
 		name, _, _ := strings.Cut(option, "=")
 		for _, at := range []string{"?", "?pool_size=3&"} {
 			b, err := dlock.OpenURL(nodes + at + option)
@@ -23,7 +23,7 @@ func TestWhatIsOfAllNodesIsNotOfOne(t *testing.T) {
 			}
 			if !errors.Is(err, driver.ErrInvalid) || strings.Contains(err.Error(), "s3cret") {
 				t.Errorf("%s%s: %v", at, option, err)
-			} else if name != "bootstrap" && name != "strict_guard" && !strings.Contains(err.Error(), name) {
+			} else if name != "bootstrap" && !strings.Contains(err.Error(), name) {
 				t.Errorf("%s%s is not named: %v", at, option, err)
 			}
 		}

@@ -38,11 +38,9 @@ func (l *lease) says(ctx context.Context, v verdict, cause error, now boot.Insta
 	case denied, denyNow:
 		return l.verdict(l.refusal(v), now)
 	case apart:
-		return l.verdict(&driver.RefusedError{RetryAfter: skewPause, Reason: "no majority of the nodes has clocks that agree (run NTP on the nodes, or set a longer clock_allowance)"}, now)
-	case uneven:
-		return l.verdict(&driver.RefusedError{RetryAfter: skewPause, Reason: fmt.Sprintf("the clocks of the nodes are %v apart, or the delays to them too uneven, for a TTL of %v (run NTP on the nodes)", l.apart(l.bid.in(counted)), l.bid.ttl)}, now)
+		return l.verdict(&driver.RefusedError{RetryAfter: skewPause, Reason: fmt.Sprintf("the clocks of no majority of the nodes agree, or the delays to them are too uneven: they are %v apart (run NTP on the nodes, or set a longer clock_allowance)", l.apart(l.bid.which(func(g *part) bool { return g.clock.known })))}, now)
 	case late:
-		return l.unknown(now, "the nodes took %v, too long for a TTL of %v%s", since, l.bid.ttl, l.starved())
+		return l.unknown(now, "the nodes took %v, too long for a TTL of %v", since, l.bid.ttl)
 	case stopped:
 		return l.unknown(now, "the wall clock of this machine jumped meanwhile, so that it may have been stopped for longer than its other clocks show")
 	case unwritten:
@@ -52,7 +50,7 @@ func (l *lease) says(ctx context.Context, v verdict, cause error, now boot.Insta
 	case lostNow:
 		return l.verdict(driver.ErrLost, now)
 	case overdue:
-		return l.unknown(now, "the renewal took %v, and the nodes' clocks are %v apart: too much for a TTL of %v%s", since, l.apart(l.bid.acked()), l.bid.ttl, l.starved())
+		return l.unknown(now, "the renewal took %v, and the nodes' clocks are %v apart: too much for a TTL of %v", since, l.apart(l.bid.acked()), l.bid.ttl)
 	case unconfirmed:
 		return l.unconfirmed(now)
 	}
@@ -72,48 +70,36 @@ func (l *lease) apart(of set) time.Duration {
 	return most.Round(time.Millisecond)
 }
 
-// blame notes, in the votes of the nodes that are in judged and not in agreed, how far their
-// clocks are off, and returns a notice for each node that is off since its last vote. l.mu is
-// held.
-func (l *lease) blame(judged, agreed set) (notices []driver.Notice) {
-	if judged == agreed {
-		return nil
-	}
+// blame notes in the votes of these nodes how far their clocks are off, and returns a notice for
+// each that was not off before. l.mu is held.
+func (l *lease) blame(wrong set) (notices []driver.Notice) {
 	for i := range l.requests {
-		g := &l.requests[i]
-		switch {
-		case !judged.has(i):
-		case agreed.has(i):
-			g.n.skewed.Store(false)
-		case !l.bid.parts[i].clock.known:
-			g.err = errClockUnknown
-		default:
-			g.err = l.skew(i, judged)
+		if g := &l.requests[i]; wrong.has(i) {
+			g.err = l.skew(i)
 			if !g.n.skewed.Swap(true) {
-				err := g.err
-				notices = append(notices, driver.Notice{Kind: quorum.NoticeClockSkew, Node: g.n.name, Key: l.req.Key, Err: err, Detail: err.Error()})
+				notices = append(notices, driver.Notice{Kind: quorum.NoticeClockSkew, Node: g.n.name, Key: l.req.Key, Err: g.err, Detail: g.err.Error()})
 			}
 		}
 	}
 	return notices
 }
 
-var errClockUnknown = errors.New("it does not send its clock, and so does not count")
-
 // skew returns how far node i's clock differs from the median of the others.
-func (l *lease) skew(i int, of set) error {
+func (l *lease) skew(i int) error {
+	if !l.bid.parts[i].clock.known {
+		return errors.New("it does not send its clock, and so does not count")
+	}
 	var others []time.Duration
 	for j := range l.requests {
-		if j != i && of.has(j) && l.bid.parts[j].clock.known {
+		if j != i && l.bid.parts[j].clock.known {
 			others = append(others, l.bid.mid(j))
 		}
 	}
 	slices.Sort(others)
-	off := l.bid.mid(i)
+	off, way := l.bid.mid(i), "ahead of"
 	if len(others) > 0 {
 		off -= others[(len(others)-1)/2]
 	}
-	way := "ahead of"
 	if off < 0 {
 		off, way = -off, "behind"
 	}
@@ -294,18 +280,10 @@ func (l *lease) verdict(verdict error, now boot.Instant) *quorum.Error {
 // answer.
 func (l *lease) cause(i int, now boot.Instant) error {
 	g := &l.requests[i]
-	if part := &l.bid.parts[i]; g.err == nil && part.call != idle && part.awaited && now >= g.life.due {
-		return fmt.Errorf("no answer within %v%s", now.Sub(g.asked).Round(time.Millisecond), l.starved())
+	if part := &l.bid.parts[i]; g.err == nil && part.call != idle && part.awaited && now >= g.until {
+		return fmt.Errorf("no answer within %v", now.Sub(g.asked).Round(time.Millisecond))
 	}
 	return g.err
-}
-
-// starved returns a note that this process did not run for much of the time of a call, or nothing.
-func (l *lease) starved() string {
-	if l.stalled < l.bid.timeout/timeSlices {
-		return ""
-	}
-	return fmt.Sprintf(", for %v of which this process did not run (it needs more processor time)", l.stalled.Round(time.Millisecond))
 }
 
 // unknown returns an error that proves nothing, with the votes.

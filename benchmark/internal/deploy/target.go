@@ -67,7 +67,7 @@ func (opener) Open(cfg *driver.Config) (driver.Backend, error) {
 	if opened.unguarded {
 		items := slices.DeleteFunc(strings.Split(address, ","), func(item string) bool {
 			name, _, _ := strings.Cut(item, "=")
-			return slices.Contains([]string{"restart_guard", "bootstrap", "strict_guard"}, name)
+			return slices.Contains([]string{"restart_guard", "bootstrap"}, name)
 		})
 		address = strings.Join(append(items, "restart_guard=off"), ",")
 	}

@@ -6,7 +6,6 @@ package async
 
 import (
 	"context"
-	"time"
 
 	"github.com/redlock-go/redlock/driver"
 )
@@ -55,11 +54,5 @@ type Receiver interface {
 	Released(err error)
 }
 
-// A Term says how long a call may take. The call ends at its Deadline at the latest; an earlier
-// end need not be noticed before Due.
-type Term interface {
-	context.Context
-	// Due returns the end of the term as it is known now; a past time if the term is over. The
-	// caller then asks again, because the end may have moved. It does not block.
-	Due() time.Time
-}
+// A Term says how long a call may take: until its Deadline. Its Done need not be closed then.
+type Term = context.Context

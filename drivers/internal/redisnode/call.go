@@ -39,7 +39,7 @@ type Call struct {
 	// The lane's mutex guards these.
 	state callState
 	timed int       // its place in lane.timed, from 1; zero: none
-	due   time.Time // the currently known end of a call without an answer; when to look at the context of a lone one
+	due   time.Time // the end of a call without an answer; when to look at the context of a lone one
 	since time.Time // when a call on its caller's goroutine began; zero for others
 	ended bool      // its context was over at the last look
 
@@ -67,17 +67,6 @@ func (c *Call) result() error {
 		return c.left
 	}
 	return c.Err
-}
-
-// prolong moves a call's end to the current end of its term, and reports whether time is left.
-func (c *Call) prolong() bool {
-	c.due = c.deadline
-	if c.term != nil {
-		if due := c.term.Due(); due.Before(c.deadline) {
-			c.due = due
-		}
-	}
-	return time.Now().Before(c.due) // this may be exactly the time at which Due was asked
 }
 
 // answered is a closed channel, the done of a call that nobody waited for.

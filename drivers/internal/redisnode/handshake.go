@@ -143,19 +143,15 @@ func (f *router) lookAtMemory(ctx context.Context, q *quorum.Info) (*quorum.Memo
 	}
 	run, _ := text(c.Reply, 0)
 	us, ok := number(c.Reply, 1)
-	up, _ := number(c.Reply, 2)
-	meta, fine := text(c.Reply, 3)
+	meta, fine := text(c.Reply, 2)
 	if !ok || !fine {
 		return nil, NotSent(errGarbled)
 	}
 	f.serves(f.guard.meta, run, us, sent, time.Now())
 	r := &quorum.MemoryReport{Memory: quorum.MemoryNew, Clock: time.UnixMicro(us), Server: run}
-	switch {
-	case meta != "":
+	if meta != "" {
 		r.Memory = quorum.MemoryKept
 		memory.Report(r, meta)
-	case time.Duration(up-1)*time.Second > q.Proposal().Quarantine: // the uptime has whole seconds, from a clock with whole seconds
-		r.Memory = quorum.MemoryUnused
 	}
 	return r, nil
 }

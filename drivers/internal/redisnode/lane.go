@@ -404,7 +404,7 @@ func (l *lane) expire() {
 		switch {
 		case !c.since.IsZero():
 			l.watch(c, now)
-		case !now.Before(c.due) && !c.prolong():
+		case !now.Before(c.due):
 			l.giveUp(c, context.DeadlineExceeded) // another call has taken its place
 			over = append(over, c)
 			continue
@@ -441,7 +441,7 @@ func (l *lane) track(c *Call, now time.Time) {
 		c.wake = make(chan struct{}, 1)
 		fallthrough
 	default:
-		c.prolong()
+		c.due = c.deadline
 	}
 	l.timed = append(l.timed, c)
 	c.timed = len(l.timed)

@@ -245,9 +245,8 @@ func (l *Lease) awaits() []inDoubtCall {
 const voteWait = 50 * time.Millisecond
 
 // Release frees the lock, if this acquisition has it, and wakes its waiters. It works after ctx
-// has ended, and takes at most a call timeout. If its outcome is unknown then, it is repeated in the
-// background; but a quorum repeats the releases of its nodes itself, within the deadline of a ctx that
-// has not ended.
+// has ended, and takes at most a call timeout; for a node of a quorum it ends at the deadline of a
+// ctx that has not ended. If its outcome is unknown then, it is repeated in the background.
 func (l *Lease) Release(ctx context.Context) error {
 	n := l.node
 	if n.closed.Load() {
@@ -264,14 +263,10 @@ func (l *Lease) Release(ctx context.Context) error {
 	}
 	t := l.releasing()
 	found, err := t.do(ctx)
-	if err != nil && l.quorum == nil && !n.final(err) {
-		n.cleanUp(ctx, unsettled{key: l.key, value: l.value, life: time.Until(l.Grant().Expires) + n.cfg.CallTimeout})
-	}
 	return l.freed(ctx, found, err)
 }
 
-// StartRelease is Release without waiting, for a caller that repeats it itself: see package
-// async.
+// StartRelease is Release without waiting: see package async.
 func (l *Lease) StartRelease(term async.Term, r async.Receiver) bool {
 	n := l.node
 	if n.closed.Load() || l.over() || l.awaits() != nil {
@@ -288,8 +283,15 @@ func (l *Lease) StartRelease(term async.Term, r async.Receiver) bool {
 
 // freed ends the lease after its release.
 func (l *Lease) freed(ctx context.Context, found bool, err error) error {
-	if err != nil {
-		return l.node.explain(l.key, err)
+	if n := l.node; err != nil {
+		if !n.final(err) {
+			life := time.Until(l.Grant().Expires) + n.cfg.CallTimeout
+			if l.quorum != nil {
+				life += l.quorum.Grace
+			}
+			n.cleanUp(ctx, unsettled{key: l.key, value: l.value, life: life})
+		}
+		return n.explain(l.key, err)
 	}
 	l.mu.Lock()
 	first := !l.released

@@ -36,22 +36,8 @@ func startTest(t *testing.T, heeds bool, test func(*testing.T, *library, *Node))
 	})
 }
 
-// term is a Term whose end is that of its context, but not before a time.
-type term struct {
-	context.Context
-	least time.Time
-}
-
-func (t term) Due() time.Time {
-	end, _ := t.Deadline()
-	if time.Now().Before(t.least) {
-		return t.least
-	}
-	return end
-}
-
-func until(t *testing.T, d time.Duration) term {
-	return term{Context: async.Until(t.Context(), time.Now().Add(d))}
+func until(t *testing.T, d time.Duration) async.Term {
+	return async.Until(t.Context(), time.Now().Add(d))
 }
 
 // heard is a receiver that is called whatever the call was.
@@ -149,41 +135,26 @@ func TestAStartedCallEndsAtItsDeadline(t *testing.T) {
 	})
 }
 
-// A term may grow while a call is under way, but not beyond its deadline or the call timeout. One
-// that was over before its call was started ends it at once.
-func TestAStartedCallHasTheTimeThatItsTermHasByNow(t *testing.T) {
-	for name, c := range map[string]struct {
-		term func(term) async.Term
-		want time.Duration
-	}{
-		"short":    {func(u term) async.Term { return u }, second / 4},
-		"growing":  {func(u term) async.Term { u.least = time.Now().Add(second / 2); return u }, second / 4}, // the deadline is less
-		"over":     {func(u term) async.Term { return past{u} }, 0},
-		"too long": {func(u term) async.Term { u.Context = async.Until(t.Context(), time.Now().Add(time.Minute)); return u }, second},
-	} {
+// A started call ends at its deadline, but after the call timeout at the latest.
+func TestAStartedCallHasTheTimeOfItsTerm(t *testing.T) {
+	for _, c := range []struct{ term, want time.Duration }{{second / 4, second / 4}, {time.Minute, second}} {
 		startTest(t, false, func(t *testing.T, lib *library, n *Node) {
 			lib.takes.Store(int64(time.Hour))
 			start, took := time.Now(), make(chan time.Duration, 1)
-			if !n.StartAcquire(c.term(until(t, second/4)), startRequest("k"), heard(func(_ driver.Lease, _ driver.Grant, err error) {
+			if !n.StartAcquire(until(t, c.term), startRequest("k"), heard(func(_ driver.Lease, _ driver.Grant, err error) {
 				if !errors.Is(err, context.DeadlineExceeded) {
-					t.Errorf("%s: it ended with %v", name, err)
+					t.Errorf("%v: it ended with %v", c.term, err)
 				}
 				took <- time.Since(start)
 			})) {
 				t.Fatal("not started")
 			}
 			if d := <-took; d != c.want {
-				t.Errorf("%s: it ended after %v, want %v", name, d, c.want)
+				t.Errorf("%v: it ended after %v, want %v", c.term, d, c.want)
 			}
 		})
 	}
 }
-
-// past is a term that was over before its call was started.
-type past struct{ term }
-
-func (past) Due() time.Time { return time.Time{} }
-func (past) Err() error     { return context.DeadlineExceeded }
 
 func TestCloseAnswersWhatWasStarted(t *testing.T) {
 	startTest(t, true, func(t *testing.T, lib *library, n *Node) {
