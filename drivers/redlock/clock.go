@@ -3,7 +3,6 @@ package redlock
 import (
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
@@ -44,7 +43,7 @@ const offsetLife = 2 * time.Minute
 // options.
 func (b *Backend) learn(n *node, r reading, terms *quorum.Terms, jumps int64) {
 	if r.known && n.note(r, terms, jumps) && *terms != b.terms {
-		b.notify(driver.Notice{Kind: quorum.NoticeTerms, Node: n.name, Detail: fmt.Sprintf("the node holds all clients to its own terms: %s (set the terms of all nodes with dlock bootstrap --terms, or change this client's options)", difference(terms, &b.terms))})
+		b.notify(driver.Notice{Kind: quorum.NoticeTerms, Node: n.name, Detail: fmt.Sprintf("the node holds all clients to its own terms, %s, and this client has %s (set the terms of all nodes with dlock bootstrap --terms, or change this client's options)", shown(terms), shown(&b.terms))})
 	}
 }
 
@@ -157,23 +156,6 @@ func (b *Backend) proposal(n *node, now boot.Instant) (quorum.Terms, bool) {
 
 // blankLife is how long the observation that the nodes remember nothing may be used.
 const blankLife = 5 * time.Second
-
-// difference names the options by which the node's terms differ from this client's.
-func difference(node, own *quorum.Terms) string {
-	var said []string
-	say := func(option string, differ bool, its, ours any) {
-		if differ {
-			said = append(said, fmt.Sprintf("%s %v, and this client has %v", option, its, ours))
-		}
-	}
-	say("restart_guard", node.Guard != own.Guard, node.Guard, own.Guard)
-	say("clock_allowance", node.Allowance != own.Allowance, node.Allowance, own.Allowance)
-	say("drift_percent", node.Drift != own.Drift, node.Drift, own.Drift)
-	if len(said) == 0 {
-		return "they are being changed"
-	}
-	return strings.Join(said, "; ")
-}
 
 // quorum returns the description of the quorum for one node. Requests share it while it stays
 // the same.

@@ -18,7 +18,6 @@ import (
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/quorum"
-	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 	"github.com/redlock-go/redlock/drivers/redlock"
 	"github.com/redlock-go/redlock/redlocktest/fault"
 	"github.com/redlock-go/redlock/redlocktest/server"
@@ -123,88 +122,6 @@ func (c *cluster) setClock(i int, ahead time.Duration) {
 	}
 }
 
-// A node that does not count because of its clock is named, together with its clock's error, in
-// four places: its vote, the error if the other nodes are no majority, a notice, and Check.
-func TestANodeLeftOutForItsClockIsNamed(t *testing.T) {
-	long(t)
-	t.Parallel()
-	for way, d := range map[string]time.Duration{"ahead of": time.Hour, "behind": -2 * time.Second} {
-		t.Run(way, func(t *testing.T) {
-			c := five(t)
-			node := c.servers[2].Addr()
-			c.setClock(2, d)
-
-			b := c.view("ABC", 0)
-			var err error
-			var began time.Time
-			for end := time.Now().Add(time.Minute); !errors.Is(err, driver.ErrRefused) && time.Now().Before(end); time.Sleep(poll) {
-				began = time.Now()
-				if _, err = b.Acquire(t.Context(), ask("named", 10*time.Second)); err == nil {
-					t.Fatal("A, B and C do not agree, and there was a majority")
-				}
-			}
-			within := time.Since(began) + time.Second/10 // clocks are known only this precisely
-			var q *quorum.Error
-			if !errors.Is(err, driver.ErrRefused) || !errors.As(err, &q) {
-				t.Fatalf("A, B and C do not agree, and got %v", err)
-			}
-			if !strings.Contains(err.Error(), node) || !strings.Contains(err.Error(), "NTP") {
-				t.Errorf("the error does not name %s, or does not say what to do: %v", node, err)
-			}
-			for i, v := range q.Votes {
-				if off := offset(v.Err, way); (off != 0) != (i == 2) || i == 2 && (off-d.Abs()).Abs() > within {
-					t.Errorf("the vote of node %d is %v", i, v.Err)
-				}
-			}
-
-			// A client that reaches all nodes has a majority without it.
-			var notices drivertest.NoticeLog
-			b = c.all(&redlock.Options{Guard: -1, NodeTimeout: 5 * time.Second, Notify: notices.Add})
-			l := c.whenFree(b, "named all", time.Minute)
-			// It may answer after the others have formed a majority.
-			for end := time.Now().Add(30 * time.Second); ; time.Sleep(poll) {
-				if off := offset(l.Grant().Votes[2].Err, way); off != 0 {
-					break
-				}
-				if time.Now().After(end) {
-					t.Fatalf("the votes are %v", l.Grant().Votes)
-				}
-			}
-			var told []driver.Notice
-			awaitTrue(t, "the notice of the clock", func() bool { // it is sent beside the call
-				told = notices.Of(quorum.NoticeClockSkew, "")
-				return len(told) > 0
-			})
-			if len(told) != 1 || !strings.Contains(told[0].Node, node) || offset(told[0].Err, way) == 0 {
-				t.Errorf("the notices are %+v", told)
-			}
-			awaitTrue(t, "Check to name the node", func() (found bool) {
-				findings, err := b.Check(t.Context())
-				for _, f := range findings {
-					if f.Code == "clock-apart" {
-						found = found || strings.Contains(f.Node, node) && f.Severity == driver.SeverityUnsafe
-						if !strings.Contains(f.Node, node) {
-							t.Errorf("Check names %s", f.Node)
-						}
-					}
-				}
-				return err == nil && found
-			})
-			drivertest.Release(t, l)
-		})
-	}
-}
-
-// awaitTrue waits until done reports true.
-func awaitTrue(t *testing.T, what string, done func() bool) {
-	t.Helper()
-	for end := time.Now().Add(30 * time.Second); !done(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("waited in vain for %s", what)
-		}
-	}
-}
-
 var clockError = regexp.MustCompile(`its clock is (\S+) (ahead of|behind) the others`)
 
 // offset returns the clock error that an error states for a node; zero: none.
@@ -221,26 +138,6 @@ func offset(err error, way string) time.Duration {
 		return 0
 	}
 	return d
-}
-
-// all makes a quorum of all nodes, with options that a URL cannot set.
-func (c *cluster) all(o *redlock.Options) *redlock.Backend {
-	c.t.Helper()
-	var nodes []driver.Backend
-	for i, s := range c.servers {
-		n, err := dlock.OpenBackend(c.schemes[i%len(c.schemes)] + "://" + s.Addr())
-		if err != nil {
-			c.t.Fatal(err)
-		}
-		c.t.Cleanup(func() { _ = n.Close() })
-		nodes = append(nodes, n)
-	}
-	b, err := redlock.New(nodes, o)
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	c.t.Cleanup(func() { _ = b.Close() })
-	return b
 }
 
 // The clock of one of five nodes is stepped by ±1 s to ±1 h while clients compete, and later
@@ -343,39 +240,6 @@ func TestAClockThatJumpsThereAndBack(t *testing.T) {
 	})
 }
 
-// The same at random: the clock of one of five nodes steps by ±1 s to ±1 h while clients
-// compete, and back during their leases.
-func TestAClockThatStepsThereAndBackMakesNoSecondHolder(t *testing.T) {
-	long(t)
-	t.Parallel()
-	trials := cmp.Or(*clockTrials, redlock.Amount(20, 100)) / 4
-	if redlock.Race {
-		trials /= 3
-	}
-	c := five(t)
-	for _, guard := range []string{"1s", "off"} {
-		began := time.Now()
-		r := &stepping{cluster: c}
-		more := func() bool { return r.more(trials, began) }
-		if guard == "off" {
-			more = func() bool { return len(r.overlaps) == 0 && time.Since(began) < unprotected }
-		}
-		for more() {
-			r.excursion(rand.IntN(5), clockStep(), guard)
-		}
-		t.Logf("guard %s: %d trials in %v, %d of them with a lease that outlived both steps: %d grants, %d of them after the first, %d renewals",
-			guard, r.trials, time.Since(began).Round(time.Millisecond), r.counted, r.grants, r.late, r.renewals)
-		switch {
-		case guard == "off":
-			r.happened("the guard")
-		case len(r.overlaps) > 0:
-			t.Errorf("two holders: %v", r.overlaps)
-		case r.counted == 0:
-			t.Error("no lease outlived both steps of a clock: nothing was shown")
-		}
-	}
-}
-
 // more reports whether another trial is needed. Trials end at the first overlap, or when enough
 // leases outlived a step. On a busy machine leases seldom outlive a step, and fewer are enough.
 func (r *stepping) more(trials int, began time.Time) bool {
@@ -394,36 +258,6 @@ func (r *stepping) happened(without string) {
 	default:
 		r.t.Errorf("without %s nothing went wrong in %d trials; in %d of them a lease outlived the steps", without, r.trials, r.counted)
 	}
-}
-
-// excursion is a trial with two steps, with its own clients and prefix: the guard keeps a node
-// out for longer than a trial takes, but only for the prefix of that trial.
-func (r *stepping) excursion(i int, d time.Duration, guard string) {
-	r.t.Helper()
-	prefix := fmt.Sprintf("prefix=%d/", owners.Add(1))
-	clients := make([]*redlock.Backend, 3)
-	for j, sight := range []string{r.sight(i, 1, 2), r.sight(i, 3, 4), "ABCDE"} {
-		b, err := dlock.OpenBackend(r.viewURL(sight, guard, prefix))
-		if err != nil {
-			r.t.Fatal(err)
-		}
-		defer b.Close()
-		clients[j] = b.(*redlock.Backend)
-	}
-	if guard != "off" {
-		_, err := clients[2].Bootstrap(r.t.Context(), &quorum.Bootstrap{})
-		if refused := (*driver.RefusedError)(nil); errors.As(err, &refused) {
-			r.t.Fatal(err)
-		} else if err != nil { // a node did not answer in time: the machine is busy
-			r.t.Logf("a trial without servers: %v", err)
-			r.trials++
-			return
-		}
-	}
-	r.take(clients)
-	r.compete(clients, i, d)
-	r.compete(clients, i, 0)
-	r.rest(fmt.Sprintf("trial %d, node %c, to %v and back", r.trials, 'A'+i, d))
 }
 
 // seenAhead reports whether node i has noted that its clock was ahead. A node notes that only

@@ -1,10 +1,8 @@
 package redlock_test
 
 import (
-	"cmp"
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"math/rand/v2"
 	"runtime"
@@ -19,8 +17,6 @@ import (
 	"github.com/redlock-go/redlock/drivers/redlock"
 	"github.com/redlock-go/redlock/redlocktest/fault"
 )
-
-var adversary = flag.Duration("redlock.adversary", 0, "how long the adversary deletes keys; 0: 1 s, or 5 s in the deep depth")
 
 var owners atomic.Int64
 
@@ -39,96 +35,6 @@ func long(t testing.TB) {
 	if testing.Short() {
 		t.Skip("short: it takes seconds")
 	}
-}
-
-// If a hundred clients try to take a free lock at the same time, exactly one gets it.
-func TestAHundredTryLocksHaveOneWinner(t *testing.T) {
-	t.Parallel()
-	for _, n := range []int{3, 4, 5} {
-		t.Run(fmt.Sprint(n), func(t *testing.T) {
-			if testing.Short() && n != 3 {
-				t.Skip("short: TestASplitVoteHasAWinner has all sizes")
-			}
-			c := start(t, n, "redis")
-			backends := make([]*redlock.Backend, 10)
-			for i := range backends {
-				backends[i] = c.open(false, calm)
-			}
-			rounds := redlock.Amount(10, 100)
-			switch {
-			case testing.Short():
-				rounds = 1
-			case redlock.Race:
-				rounds = 3
-			}
-			for round := range rounds {
-				var won atomic.Int64
-				var all sync.WaitGroup
-				for i := range 100 {
-					all.Go(func() {
-						// On a machine that stalls a vote may stay split, which proves nothing.
-						for end := time.Now().Add(30 * time.Second); ; {
-							_, err := backends[i%len(backends)].Acquire(context.Background(), ask(fmt.Sprint("free", round), time.Minute))
-							switch {
-							case err == nil:
-								won.Add(1)
-							case errors.Is(err, driver.ErrHeld):
-							case time.Now().Before(end):
-								continue
-							default:
-								t.Errorf("round %d: a loser got %v", round, err)
-							}
-							return
-						}
-					})
-				}
-				all.Wait()
-				if won.Load() != 1 {
-					t.Fatalf("round %d: %d winners", round, won.Load())
-				}
-			}
-		})
-	}
-}
-
-// A lease survives the death of any minority: one node after the other dies, comes back without
-// its keys, and gets the lease again.
-func TestALeaseOutlivesEveryNode(t *testing.T) {
-	long(t)
-	t.Parallel()
-	const ttl = time.Minute
-	c := start(t, 5, "redis", "valkey")
-	b := c.open(false, calm)
-	// The first bid proposes no token, so a late node may answer a larger token, and then
-	// cannot join the lease.
-	c.release(c.whenFree(b, "first", ttl))
-	l, err := b.Acquire(t.Context(), ask("held", ttl))
-	if err != nil {
-		t.Fatal(err)
-	}
-	token := l.Grant().Fence
-	for i, s := range c.servers {
-		if err := s.Kill(); err != nil {
-			t.Fatal(err)
-		}
-		c.renew(l, ttl)
-		if err := s.Start(); err != nil {
-			t.Fatal(err)
-		}
-		for end := time.Now().Add(30 * time.Second); len(c.keys("held")) < 5; time.Sleep(poll) {
-			if time.Now().After(end) {
-				t.Fatalf("node %d was not healed: %v", i, c.keys("held"))
-			}
-			c.renew(l, ttl)
-		}
-	}
-	if g := l.Grant(); g.Fence != token || !time.Now().Before(g.Expires) {
-		t.Errorf("the lease is now %+v", g)
-	}
-	if err := l.Release(t.Context()); err != nil {
-		t.Error(err)
-	}
-	c.gone("held", 20*time.Second)
 }
 
 // release releases a lease, again and again until enough nodes confirm it.
@@ -367,71 +273,4 @@ func TestAPartitionedHolderKnowsFirst(t *testing.T) {
 			t.Error(err)
 		}
 	}
-}
-
-// Deleting locks at random breaks exclusion, but never the order of the tokens.
-func TestTokensOutliveAnAdversary(t *testing.T) {
-	long(t)
-	c := start(t, 3, "redis")
-	if grants, problem := c.attack(cmp.Or(*adversary, time.Duration(redlock.Amount(1, 5))*time.Second), 0); problem != nil {
-		t.Errorf("%v, after %d grants", problem, grants)
-	} else {
-		t.Logf("%d grants", grants)
-	}
-	if grants, problem := c.attack(2*time.Minute, redlock.NoWriteBack); problem == nil {
-		t.Errorf("without the write-back of tokens, no grant out of %d broke a rule", grants)
-	} else {
-		t.Logf("without the write-back: %v, after %d grants", problem, grants)
-	}
-}
-
-// attack lets ten clients lock while keys are deleted, until a token is out of order or the
-// time is over.
-func (c *cluster) attack(d time.Duration, m redlock.Mutation) (int, error) {
-	ctx, stop := context.WithTimeout(c.t.Context(), d)
-	defer stop()
-	var all sync.WaitGroup
-	for _, s := range c.servers {
-		all.Go(func() {
-			for ctx.Err() == nil {
-				_, _ = s.Do("DEL", "attacked")
-			}
-		})
-	}
-	var mu sync.Mutex
-	var problem error
-	seen := map[uint64]bool{}
-	largest := uint64(0)
-	for range 10 {
-		b := c.open(false)
-		redlock.Sabotage(b, m)
-		all.Go(func() {
-			for ctx.Err() == nil {
-				mu.Lock()
-				before := largest
-				mu.Unlock()
-				l, err := b.Acquire(ctx, ask("attacked", 5*time.Second))
-				if err != nil {
-					continue
-				}
-				t := l.Grant().Fence
-				mu.Lock()
-				switch {
-				case seen[t]:
-					problem = fmt.Errorf("token %d twice", t)
-				case t <= before:
-					problem = fmt.Errorf("token %d after %d", t, before)
-				}
-				if problem != nil {
-					stop()
-				}
-				seen[t] = true
-				largest = max(largest, t)
-				mu.Unlock()
-				_ = l.Release(ctx) // the lock has usually been deleted
-			}
-		})
-	}
-	all.Wait()
-	return len(seen), problem
 }

@@ -18,7 +18,7 @@ import (
 const checkTimeout = 20 * time.Second
 
 // Check returns the nodes' own findings, and adds findings about the quorum: nodes that do not
-// answer, nodes that are the same server or on one host, clocks, versions and terms that
+// answer or are skipped, nodes that are the same server or on one host, clocks and terms that
 // differ, and a number of nodes that survives few losses. A majority must answer.
 func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 	if err := b.begin(ctx); err != nil {
@@ -43,6 +43,9 @@ func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 		if errs[i] != nil {
 			e.add(driver.Diagnostic{Code: "node-unreachable", Severity: driver.SeverityWarning, Node: n.name, Summary: "does not answer: " + n.nameless(errs[i]), Remedy: "start it again; the quorum works without it, but survives fewer further losses"})
 		}
+		if n.tripped.Load() {
+			e.add(driver.Diagnostic{Code: "node-skipped", Severity: driver.SeverityWarning, Node: n.name, Summary: "keeps timing out and is skipped", Remedy: "check the server and the network to it"})
+		}
 		for j := range e.nodes[i] {
 			e.nodes[i][j].Node = n.name
 		}
@@ -54,7 +57,6 @@ func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 	e.versions()
 	e.trips()
 	e.terms(ctx)
-	e.health()
 	all := append(e.found, slices.Concat(e.nodes...)...)
 	slices.SortStableFunc(all, func(a, b driver.Diagnostic) int { return cmp.Compare(b.Severity, a.Severity) })
 	return all, nil
@@ -215,13 +217,4 @@ func (e *examination) terms(ctx context.Context) {
 
 func shown(t *quorum.Terms) string {
 	return fmt.Sprintf("%d nodes, restart_guard=%v, clock_allowance=%v, drift_percent=%d", t.N, t.Guard, t.Allowance, t.Drift)
-}
-
-// health returns findings about the nodes from the locks taken so far.
-func (e *examination) health() {
-	for _, n := range e.b.nodes {
-		if n.tripped.Load() {
-			e.add(driver.Diagnostic{Code: "node-skipped", Severity: driver.SeverityWarning, Node: n.name, Summary: "keeps timing out and is skipped", Remedy: "check the server and the network to it"})
-		}
-	}
 }

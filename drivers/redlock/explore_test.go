@@ -980,113 +980,38 @@ func replay(s scenario, step machine, known string) (f found) {
 	return f
 }
 
-// chart shows a path as a sequence of messages between bids and nodes.
+// chart lists a path, one move a line.
 func chart(s scenario, step machine, path []move) string {
 	x := &explorer{s: s, step: step}
 	w := x.start()
-	var names []string
-	for k := range s.bids {
-		names = append(names, fmt.Sprintf("bid %c", 'A'+k))
-	}
-	for i := range exNodes {
-		names = append(names, fmt.Sprintf("node %d", i))
-	}
-	q := newSequence(names...)
-	line := q.line
+	var out strings.Builder
 	for _, m := range path {
 		k, i := int(m.bid), int(m.node)
-		before := w
+		p := &w.wires[k][min(i, exNodes-1)]
+		if m.kind == mStray || m.kind == mEarly || m.kind == mDropStray {
+			t := w.strays[i]
+			k, i, p = int(t.bid), int(t.node), &t.packet
+		}
+		call := *p
 		w.last = open
 		x.apply(&w, m)
-		node := func(i int) int { return s.bids + i }
-		p := before.wires[k][min(i, exNodes-1)]
-		switch m.kind {
-		case mDeliver:
-			line(k, node(i), fmt.Sprintf("%v %c/%d", exCalls[p.call], 'A'+k, p.attempt)+exToken(p.least)+exCounter(before.nodes[i].counter, w.nodes[i].counter))
-		case mAnswer:
-			line(node(i), k, exAnswers[p.answer]+exToken(p.fence))
-		case mStray:
-			t := before.strays[i]
-			line(int(t.bid), node(int(t.node)), fmt.Sprintf("%v %c/%d, late", exCalls[t.packet.call], 'A'+t.bid, t.packet.attempt)+exToken(t.packet.least)+exCounter(before.nodes[t.node].counter, w.nodes[t.node].counter))
-		case mLoseRequest, mLoseAnswer, mSilence, mCopy:
-			line(k, -1, fmt.Sprintf("%s node %d: %s", exCalls[p.call], i, exMoves[m.kind]))
-		case mExpire, mForget, mRestart, mSpeak:
-			line(node(i), -1, exMoves[m.kind])
-		case mEarly:
-			t := before.strays[i]
-			line(int(t.bid), node(int(t.node)), fmt.Sprintf("release %c/%d, overtaking", 'A'+t.bid, t.packet.attempt))
-		case mTick, mDropStray:
-			line(-1, -1, fmt.Sprintf("%s: %v", exMoves[m.kind], time.Duration(w.now)))
-		case mStep:
-			line(node(exNodes-1), -1, fmt.Sprintf("its clock is set: %v ahead", w.nodes[exNodes-1].offset))
-		default:
-			line(k, -1, exMoves[m.kind])
+		fmt.Fprintf(&out, "bid %c, node %d, %s: %s", 'A'+k, i, exCalls[call.call], exMoves[m.kind])
+		if m.kind == mDeliver || m.kind == mAnswer || m.kind == mStray {
+			fmt.Fprintf(&out, " (%s, token %d, counter %d)", exAnswers[p.answer], p.fence, w.nodes[min(i, exNodes-1)].counter)
 		}
-		if v := w.last; v != open {
-			line(k, -1, strings.ToUpper(exVerdicts[v])+exToken(w.bids[k].bid.fence))
+		if w.last != open {
+			fmt.Fprintf(&out, " %s %d", strings.ToUpper(exVerdicts[w.last]), w.bids[k].bid.fence)
 		}
+		out.WriteByte('\n')
 	}
-	return q.out.String()
-}
-
-// sequence is a chart of messages.
-type sequence struct {
-	names []string
-	out   strings.Builder
-}
-
-const sequenceWidth = 12
-
-func newSequence(names ...string) *sequence {
-	q := &sequence{names: names}
-	for _, name := range names {
-		fmt.Fprintf(&q.out, "%-*s", sequenceWidth, name)
-	}
-	q.out.WriteByte('\n')
-	return q
-}
-
-// line draws a message from one column to another, or an event in one column, or, below 0, in none.
-func (q *sequence) line(from, to int, text string) {
-	row := []rune(strings.Repeat(" ", len(q.names)*sequenceWidth))
-	for c := range q.names {
-		row[c*sequenceWidth+2] = '│'
-	}
-	if from >= 0 && to >= 0 && from != to {
-		a, z := from*sequenceWidth+2, to*sequenceWidth+2
-		for p := min(a, z) + 1; p < max(a, z); p++ {
-			row[p] = '─'
-		}
-		if a < z {
-			row[z-1] = '▶'
-		} else {
-			row[z+1] = '◀'
-		}
-	} else if from >= 0 {
-		row[from*sequenceWidth+2] = '●'
-	}
-	fmt.Fprintf(&q.out, "%s %s\n", string(row), text)
-}
-
-func exCounter(before, after uint64) string {
-	if before == after {
-		return ""
-	}
-	return fmt.Sprintf(": counter %d -> %d", before, after)
-}
-
-func exToken(t uint64) string {
-	if t == 0 {
-		return ""
-	}
-	return fmt.Sprintf(" (%d)", t)
+	return out.String()
 }
 
 var (
 	exCalls    = [...]string{"-", "acquire", "join", "raise", "raise", "renew", "release"}
 	exAnswers  = [...]string{"no answer", "granted", "held", "reserved", "refused for now", "refused", "invalid", "not yours", "unasked"}
 	exVerdicts = [...]string{"", "granted", "renewed", "interrupted", "invalid", "twice", "held", "denied", "denied for now", "clocks apart", "too late", "stopped", "not written back", "unknown", "lost", "lost", "renewal too late", "renewal unconfirmed"}
-	exMoves    = [...]string{"begins", "looks", "its time is over", "renews", "releases", "", "", "the request is lost", "the answer is lost", "arrives twice", "no answer in time", "", "a late request is dropped", "its key ends early", "restarts without its memory", "restarts with its memory", "its quarantine ends", "time passes", "its clock is set", "", "crashes"}
+	exMoves    = [...]string{"begins", "looks", "its time is over", "renews", "releases", "arrives", "is answered", "the request is lost", "the answer is lost", "arrives twice", "no answer in time", "arrives late", "a late request is dropped", "its key ends early", "restarts without its memory", "restarts with its memory", "its quarantine ends", "time passes", "its clock is set", "overtakes", "crashes"}
 )
 
 // Every run explores these scenarios. (A restart without memory stands for the whole restart

@@ -1,12 +1,8 @@
 package redlock
 
 import (
-	"cmp"
 	"context"
 	"errors"
-	"maps"
-	"slices"
-	"sync"
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
@@ -138,25 +134,69 @@ func (b *Backend) merge(key string, nodes []driver.NodeState) *driver.State {
 }
 
 // List yields the keys that one owner holds on a majority of the nodes, and those split keys
-// that it meets. It reads all keys of one majority: every other majority has one of these nodes, so
-// a key that they lack is held by no majority. It asks the other nodes only for the keys that were
-// found.
+// that it meets. It reads all keys of the nodes. When a majority has answered it waits for the
+// others no longer than slowList.
 func (b *Backend) List(ctx context.Context, prefix string, yield func(*driver.State) bool) error {
 	if err := b.begin(ctx); err != nil {
 		return err
 	}
 	defer b.calls.Done()
-	l := &listing{b: b, errs: make([]error, len(b.nodes)), nodes: map[string][]driver.NodeState{}}
-	others := l.scan(ctx, prefix)
-	l.complete(ctx, others)
-	if err := b.answered(l.errs); err != nil {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	type list struct {
+		node   int
+		states []*driver.State
+		err    error
+	}
+	lists := make(chan list, len(b.nodes))
+	errs := make([]error, len(b.nodes))
+	for i, n := range b.nodes {
+		errs[i] = errLate
+		go func() {
+			l := list{node: i}
+			in, err := n.inspector()
+			if err == nil {
+				err = in.List(ctx, prefix, func(s *driver.State) bool { l.states = append(l.states, s); return true })
+			}
+			l.err = err
+			lists <- l
+		}()
+	}
+	found := map[string][]driver.NodeState{}
+	slow := slowList
+	if end, ok := ctx.Deadline(); ok {
+		slow = min(slow, time.Until(end)/4)
+	}
+	var late <-chan time.Time // nil until a majority has answered
+	for heard, answered := 0, 0; heard < len(b.nodes); heard++ {
+		var l list
+		select {
+		case l = <-lists:
+		case <-late:
+			heard = len(b.nodes)
+			continue
+		}
+		if errs[l.node] = l.err; l.err != nil {
+			continue
+		}
+		if answered++; answered == b.q {
+			late = time.After(slow)
+		}
+		for _, s := range l.states {
+			if found[s.Key] == nil {
+				found[s.Key] = b.nodeStates()
+			}
+			found[s.Key][l.node].State = s
+		}
+	}
+	if err := b.answered(errs); err != nil {
 		return err
 	}
-	for key, nodes := range l.nodes {
+	for key, nodes := range found {
 		for i := range nodes {
 			switch {
-			case l.errs[i] != nil:
-				nodes[i].State, nodes[i].Err = nil, l.errs[i]
+			case errs[i] != nil:
+				nodes[i].Err = errs[i]
 			case nodes[i].State == nil:
 				nodes[i].State = &driver.State{Key: key}
 			}
@@ -169,136 +209,10 @@ func (b *Backend) List(ctx context.Context, prefix string, yield func(*driver.St
 	return nil
 }
 
-// A listing has the keys that List has found.
-type listing struct {
-	b    *Backend
-	errs []error // of the nodes whose keys were read
+// slowList is how long List waits for a minority.
+const slowList = 2 * time.Second
 
-	mu    sync.Mutex
-	nodes map[string][]driver.NodeState // the state of each key
-}
-
-// scan reads the keys of q nodes, and of others if some fail or are slow. It returns the
-// nodes whose keys it did not read and that did not fail.
-func (l *listing) scan(ctx context.Context, prefix string) (others []*node) {
-	nodes := slices.Clone(l.b.nodes)
-	slices.SortStableFunc(nodes, func(a, b *node) int { return cmp.Compare(skipped(a), skipped(b)) })
-	slow := slowScan
-	if end, ok := ctx.Deadline(); ok {
-		slow = min(slow, time.Until(end)/4)
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	type end struct {
-		n   *node
-		err error
-	}
-	ends := make(chan end)
-	underWay := 0
-	next := func() {
-		if len(nodes) == 0 {
-			return
-		}
-		n := nodes[0]
-		nodes = nodes[1:]
-		underWay++
-		go func() {
-			i, err := n.inspector()
-			if err == nil {
-				err = i.List(ctx, prefix, func(s *driver.State) bool { l.add(n, s); return true })
-			}
-			ends <- end{n, err}
-		}()
-	}
-	need := l.b.q
-	for range need {
-		next()
-	}
-	ticker := time.NewTicker(max(slow, time.Millisecond))
-	defer ticker.Stop()
-	for underWay > 0 {
-		select {
-		case <-ticker.C:
-			if need > 0 {
-				next()
-			}
-			continue
-		case e := <-ends:
-			underWay--
-			switch {
-			case e.err == nil:
-				if need--; need == 0 {
-					cancel()
-				}
-			case need <= 0: // it was not needed any more
-				others = append(others, e.n)
-			default:
-				l.errs[e.n.index] = e.err
-				next()
-			}
-		}
-	}
-	return append(others, nodes...)
-}
-
-// slowScan is the time after which another node is read as well as a slow one.
-const slowScan = 2 * time.Second
-
-func skipped(n *node) int {
-	if n.tripped.Load() {
-		return 1
-	}
-	return 0
-}
-
-func (l *listing) add(n *node, s *driver.State) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.nodes[s.Key] == nil {
-		l.nodes[s.Key] = l.b.nodeStates()
-	}
-	l.nodes[s.Key][n.index].State = s
-}
-
-// complete asks the nodes that were not scanned for the found keys.
-func (l *listing) complete(ctx context.Context, others []*node) {
-	keys := slices.Collect(maps.Keys(l.nodes))
-	var all sync.WaitGroup
-	for _, n := range others {
-		all.Go(func() {
-			states, err := n.lookupAll(ctx, keys)
-			l.errs[n.index] = err
-			for _, s := range states {
-				l.add(n, s)
-			}
-		})
-	}
-	all.Wait()
-}
-
-// A manyInspector looks many keys up in few steps.
-type manyInspector interface {
-	LookupAll(ctx context.Context, keys []string) ([]*driver.State, error)
-}
-
-// lookupAll returns the states of keys on the node.
-func (n *node) lookupAll(ctx context.Context, keys []string) (states []*driver.State, err error) {
-	if many, ok := n.backend.(manyInspector); ok {
-		return many.LookupAll(ctx, keys)
-	}
-	i, err := n.inspector()
-	if err != nil {
-		return nil, err
-	}
-	for _, key := range keys {
-		s, err := i.Lookup(ctx, key)
-		if err != nil {
-			return nil, err
-		}
-		states = append(states, s)
-	}
-	return states, nil
-}
+var errLate = errors.New("it did not answer in time")
 
 // Break takes key from the holder with token fence, on every node that has it. A majority must
 // answer. ErrLost: none of them knows such a holder. A node's own token may be smaller than the

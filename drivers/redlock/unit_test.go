@@ -204,6 +204,7 @@ func TestTheErrorForABadOptionSaysWhatItMustBe(t *testing.T) {
 		"DriftPercent: must be 1 to 50, or 0 for the default, not 51":     {DriftPercent: 51},
 		"Guard: is off, so Bootstrap must not be set":                     {Guard: -1, Bootstrap: true},
 		"NodeTimeout: 2s must be at most the restart guard, 1s, which is": {NodeTimeout: 2 * time.Second, Guard: time.Second},
+		"ClockAllowance: 2s must be less than the restart guard, 1s":      {ClockAllowance: 2 * time.Second, Guard: time.Second},
 	} {
 		if _, err := New([]driver.Backend{memory.New()}, o); !errors.Is(err, driver.ErrInvalid) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
@@ -211,17 +212,14 @@ func TestTheErrorForABadOptionSaysWhatItMustBe(t *testing.T) {
 	}
 }
 
-// The error for terms that contradict each other names them; no node is asked.
-func TestTermsThatContradictEachOtherAreRefused(t *testing.T) {
-	asked := 0
-	node := func() driver.Backend {
-		store := memory.New()
-		return script{store, func(ctx context.Context, r *driver.Request) (driver.Lease, error) {
-			asked++
-			return store.Acquire(ctx, r)
-		}}
+// A TTL over the guard, or under the node timeout, is refused; the error names both.
+func TestATTLThatContradictsTheOptionsIsRefused(t *testing.T) {
+	b, err := New([]driver.Backend{memory.New()}, &Options{Guard: 10 * time.Second, NodeTimeout: 2 * time.Second})
+	if err != nil {
+		t.Fatal(err)
 	}
-	names := func(err error, parts ...string) {
+	defer func() { _ = b.Close() }()
+	refused := func(err error, parts ...string) {
 		t.Helper()
 		for _, part := range parts {
 			if !errors.Is(err, driver.ErrInvalid) || !strings.Contains(err.Error(), part) {
@@ -229,29 +227,16 @@ func TestTermsThatContradictEachOtherAreRefused(t *testing.T) {
 			}
 		}
 	}
-	open := func(o *Options) (*Backend, error) { return New([]driver.Backend{node()}, o) }
-	_, err := open(&Options{Guard: time.Second, ClockAllowance: 2 * time.Second})
-	names(err, "ClockAllowance", "restart guard", "2s", "1s")
-	_, err = open(&Options{Guard: time.Second, NodeTimeout: 2 * time.Second})
-	names(err, "NodeTimeout", "restart guard", "2s", "1s")
-	b, err := open(&Options{Guard: 10 * time.Second, NodeTimeout: 2 * time.Second})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = b.Close() }()
 	_, err = b.Acquire(t.Context(), request1("k", "web/x", time.Second))
-	names(err, "NodeTimeout", "TTL", "2s", "1s")
+	refused(err, "NodeTimeout", "TTL", "2s", "1s")
 	_, err = b.Acquire(t.Context(), request1("k", "web/x", 20*time.Second))
-	names(err, "TTL", "20s", "10s")
-	if asked > 0 {
-		t.Errorf("a node was asked %d times", asked)
-	}
+	refused(err, "TTL", "20s", "10s")
 	l, err := b.Acquire(t.Context(), request1("k", "web/x", 2*time.Second))
 	if err != nil {
 		t.Fatal(err)
 	}
 	_, err = l.Renew(t.Context(), &driver.Renewal{TTL: time.Second})
-	names(err, "NodeTimeout", "TTL", "2s", "1s")
+	refused(err, "NodeTimeout", "TTL", "2s", "1s")
 	if err := l.Release(t.Context()); err != nil {
 		t.Error(err)
 	}
@@ -346,102 +331,6 @@ func TestClocksThatDisagreeDoNotCount(t *testing.T) {
 	})
 }
 
-// A vote is not split if nobody else has a node: where the clocks of the nodes that granted
-// disagree, the bid waits for the other answers, and says so.
-func TestClocksThatDisagreeSplitNoVote(t *testing.T) {
-	b := bid{n: 4, q: 3, drift: 1, ttl: 10 * time.Second, timeout: time.Second}
-	step := func(e event) actions {
-		e.until = 1 << 62
-		return b.step(&e)
-	}
-	step(event{kind: begins})
-	for i, ahead := range []time.Duration{0, time.Hour, 0, 0} {
-		e := event{kind: answered, node: i, answer: granted, fence: 7, clock: reading{earliest: ahead, latest: ahead, excuse: time.Second, known: true}}
-		if i == 2 {
-			e.answer = silence
-		}
-		step(e)
-		out := step(event{kind: looks})
-		if want := i == 3; b.stage == draining || (out.verdict == apart) != want || want != (out.verdict != open) {
-			t.Errorf("after %d answers: split %v, verdict %d", i+1, b.stage == draining, out.verdict)
-		}
-	}
-}
-
-// A node that grants late, when the bid has gone on to ask another node first, is not asked again:
-// while a second vote of it is under way, its token could not be written back.
-func TestANodeThatGrantedLateIsNotAskedAgain(t *testing.T) {
-	b := bid{n: 3, q: 2, drift: 1, ttl: 10 * time.Second, timeout: time.Second}
-	var now boot.Instant
-	step := func(e event) actions {
-		e.until, e.now = 1<<62, now
-		return b.step(&e)
-	}
-	step(event{kind: begins})
-	step(event{kind: answered, node: 0, answer: granted, fence: 7})
-	step(event{kind: answered, node: 1, answer: held, owner: somebody})
-	step(event{kind: answered, node: 2, answer: held, owner: somebody + 1})
-	if step(event{kind: looks}); b.stage != draining {
-		t.Fatal("the vote is not split")
-	}
-	step(event{kind: answered, node: 0, answer: granted}) // released
-	step(event{kind: looks})
-	now += boot.Instant(5 * time.Second)
-	asked := func(out actions) (nodes []int) {
-		for i, c := range out.calls {
-			if c == acquire {
-				nodes = append(nodes, i)
-			}
-		}
-		return nodes
-	}
-	out := step(event{kind: looks})
-	for i := range b.n { // no node answers in time
-		if got := asked(out); !slices.Equal(got, []int{i}) {
-			t.Fatalf("after %d nodes it asks %v", i, got)
-		}
-		if i == 2 {
-			step(event{kind: answered, node: 1, answer: granted, fence: 8})
-		}
-		if now += boot.Instant(time.Second); i != 1 {
-			step(event{kind: answered, node: i, answer: silence})
-		}
-		out = step(event{kind: looks})
-	}
-	if got := asked(out); !slices.Equal(got, []int{0, 2}) {
-		t.Errorf("at last it asks %v, want 0 and 2", got)
-	}
-}
-
-// Options.Notify may ask the lease that a notice is about: no mutex of it is locked then.
-func TestAnEventHandlerMayAskTheLease(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		servers, nodes := simNodes(network{}, network{}, network{delay: 20 * time.Millisecond})
-		servers[2].step(time.Hour) // its vote comes after the grant
-		granted, asked := make(chan driver.Lease, 1), make(chan driver.Grant, 1)
-		b, err := New(nodes, &Options{Guard: -1, Notify: func(e driver.Notice) {
-			if e.Kind == quorum.NoticeClockSkew {
-				asked <- (<-granted).Grant()
-			}
-		}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer func() { _ = b.Close() }()
-		l, err := b.Acquire(t.Context(), request1("k", "me", 20*time.Second))
-		if err != nil {
-			t.Fatal(err)
-		}
-		granted <- l
-		if g := <-asked; g.Fence != l.Grant().Fence {
-			t.Errorf("the handler sees token %d, want %d", g.Fence, l.Grant().Fence)
-		}
-		if err := l.Release(t.Context()); err != nil {
-			t.Error(err)
-		}
-	})
-}
-
 // A node that keeps timing out is skipped until a probe succeeds; notices report both.
 func TestANodeThatTimesOutIsSkippedAndRestored(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -489,71 +378,6 @@ func TestANodeThatTimesOutIsSkippedAndRestored(t *testing.T) {
 	})
 }
 
-// Check also reports what earlier calls found out about the nodes.
-func TestCheckNamesANodeThatIsSkipped(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newSpaces(3)
-		slow := s[1].Peer()
-		b, err := New([]driver.Backend{s[0].Peer(), slow, s[2].Peer()}, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer func() { _ = b.Close() }()
-		slow.SetOutage(memory.Outage{Hang: true})
-		for i := range 10 {
-			l, err := b.Acquire(t.Context(), request1(fmt.Sprint("k", i), "o", time.Second))
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := l.Release(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			time.Sleep(time.Second)
-		}
-		if b.tripped() != 1<<1 {
-			t.Fatalf("skipped are %b", b.tripped())
-		}
-		slow.SetOutage(memory.Outage{})
-		found, err := b.Check(t.Context())
-		i := slices.IndexFunc(found, func(d driver.Diagnostic) bool { return d.Code == "node-skipped" })
-		if err != nil || i < 0 || found[i].Severity != driver.SeverityWarning || found[i].Node != b.nodes[1].name || found[i].Remedy == "" {
-			t.Errorf("found %+v, %v", found, err)
-		}
-	})
-}
-
-// A waiter is woken when a majority has announced the release.
-func TestWatchWakesWhenAMajorityAnnounced(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newSpaces(5)
-		a, b := s.quorum(t, nil), s.quorum(t, nil)
-		l, err := a.Acquire(t.Context(), request1("k", "web/a", 20*time.Second))
-		if err != nil {
-			t.Fatal(err)
-		}
-		ctx, cancel := context.WithCancel(t.Context())
-		defer cancel()
-		ch, err := b.Watch(ctx, "k")
-		if err != nil {
-			t.Fatal(err)
-		}
-		synctest.Wait()
-		select {
-		case <-ch:
-			t.Fatal("woken though nothing was released")
-		default:
-		}
-		start := time.Now()
-		if err := l.Release(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		<-ch
-		if d := time.Since(start); d > 0 {
-			t.Errorf("woken after %v", d)
-		}
-	})
-}
-
 // If the nodes granted different tokens, only the lease's own token breaks it.
 func TestBreakTakesTheLeasesTokenAndNotANodes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -575,7 +399,7 @@ func TestBreakTakesTheLeasesTokenAndNotANodes(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		synctest.Wait() // see TestOperatorsSeeAndBreak
+		synctest.Wait() // if a straggler joins during the renewal, its result would be unknown
 		for i, node := range s {
 			st, err := node.Lookup(t.Context(), "k")
 			if err != nil {
@@ -595,42 +419,6 @@ func TestBreakTakesTheLeasesTokenAndNotANodes(t *testing.T) {
 		}
 		if _, err := l.Renew(t.Context(), &driver.Renewal{TTL: time.Second}); !errors.Is(err, driver.ErrLost) {
 			t.Errorf("the renewal of a broken lock: %v", err)
-		}
-	})
-}
-
-// Lookup names the holder on a majority, and Break takes the lock away from it.
-func TestOperatorsSeeAndBreak(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newSpaces(5)
-		a, b := s.quorum(t, nil), s.quorum(t, nil)
-		l, err := a.Acquire(t.Context(), request1("k", "web/a", 20*time.Second))
-		if err != nil {
-			t.Fatal(err)
-		}
-		synctest.Wait() // if a straggler joins during the renewal, its result would be unknown
-		st, err := b.Lookup(t.Context(), "k")
-		if err != nil {
-			t.Fatal(err)
-		}
-		if len(st.Holders) != 1 || st.Holders[0].Owner != "web/a" || st.Holders[0].Fence != l.Grant().Fence || len(st.Nodes) != 5 {
-			t.Fatalf("got %+v", st)
-		}
-		if err := b.Break(t.Context(), "k", driver.Holder{Fence: 1}); !errors.Is(err, driver.ErrLost) {
-			t.Errorf("a token that nobody has: %v", err)
-		}
-		if err := b.Break(t.Context(), "k", driver.Holder{Fence: l.Grant().Fence}); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := l.Renew(t.Context(), &driver.Renewal{TTL: time.Second}); !errors.Is(err, driver.ErrLost) {
-			t.Errorf("the renewal of a broken lock: %v", err)
-		}
-		if _, err := b.Bootstrap(t.Context(), &quorum.Bootstrap{}); err != nil {
-			t.Error(err)
-		}
-		found, err := s[:4].quorum(t, nil).Check(t.Context())
-		if err != nil || !strings.Contains(fmt.Sprint(found), "4 nodes survive the loss of 1") {
-			t.Errorf("got %v, %v", found, err)
 		}
 	})
 }
@@ -706,36 +494,6 @@ func TestListFindsWhatAMajorityHolds(t *testing.T) {
 	})
 }
 
-// List succeeds only if a majority has answered, also if no key is held that the other nodes could
-// be asked for.
-func TestListNeedsAMajority(t *testing.T) {
-	for n := 1; n <= 5; n++ {
-		for down := range 1 << n {
-			s := newSpaces(n)
-			nodes, up := make([]driver.Backend, n), n
-			for i := range s {
-				node := s[i].Peer()
-				if down&(1<<i) != 0 {
-					node.Fail(errors.New("connection refused"))
-					up--
-				}
-				nodes[i] = node
-			}
-			b, err := New(nodes, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
-			err = b.List(t.Context(), "", func(*driver.State) bool { return true })
-			if majority := up >= n/2+1; majority != (err == nil) {
-				t.Errorf("%d of %d nodes answer (down: %b): %v", up, n, down, err)
-			}
-			if err := b.Close(); err != nil {
-				t.Error(err)
-			}
-		}
-	}
-}
-
 // An error names each node only once, even if the node's own error begins with its name, or if
 // the verdict is a node's own error.
 func TestAnErrorNamesEachNodeOnce(t *testing.T) {
@@ -769,97 +527,6 @@ func TestAnErrorNamesEachNodeOnce(t *testing.T) {
 				}
 			})
 		})
-	}
-}
-
-// The error of a renewal counts the nodes that confirmed it, without one that joined in it.
-func TestANodeThatJoinsInARenewalDoesNotConfirmIt(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		broken := false
-		node := func(i int) driver.Backend {
-			store := memory.New()
-			return named{script{store, func(ctx context.Context, r *driver.Request) (driver.Lease, error) {
-				time.Sleep(time.Duration(i) * time.Millisecond)
-				if i == 3 && !broken {
-					return nil, errors.New("connection refused")
-				}
-				l, err := store.Acquire(ctx, r)
-				return breakable{l, &broken, i}, err
-			}}, fmt.Sprint("redis://h:", i, "/0")}
-		}
-		b, err := New([]driver.Backend{node(1), node(2), node(3)}, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer func() { _ = b.Close() }()
-		l, err := b.Acquire(t.Context(), request1("k", "me", time.Second))
-		if err != nil {
-			t.Fatal(err)
-		}
-		time.Sleep(10 * time.Millisecond) // the third node has answered
-		broken = true
-		_, err = l.Renew(t.Context(), &driver.Renewal{TTL: time.Second})
-		const want = "a majority did not confirm the renewal (1 of 3 nodes confirmed, 2 needed: redis://h:2/0: connection refused)"
-		if err == nil || err.Error() != want {
-			t.Errorf("got  %v\nwant %s", err, want)
-		}
-		_ = l.Release(t.Context())
-	})
-}
-
-// breakable is a lease whose node, the second, refuses renewals while broken.
-type breakable struct {
-	driver.Lease
-	broken *bool
-	node   int
-}
-
-func (l breakable) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, error) {
-	if l.node == 2 && *l.broken {
-		time.Sleep(10 * time.Millisecond) // after the third has joined
-		return driver.Grant{}, errors.New("connection refused")
-	}
-	return l.Lease.Renew(ctx, r)
-}
-
-// A finding names its node only once, in Node.
-func TestASummaryLeavesItsNodesNameOut(t *testing.T) {
-	n := &node{name: "redis://h:1/0"}
-	for said, want := range map[string]string{
-		"redis://h:1/0 cannot be reached: EOF": "cannot be reached: EOF",
-		"redis://h:1/0: restart guard":         "restart guard",
-		"redis://h:1/01: EOF":                  "redis://h:1/01: EOF",
-		"EOF":                                  "EOF",
-	} {
-		if got := n.nameless(errors.New(said)); got != want {
-			t.Errorf("%q: %q, want %q", said, got, want)
-		}
-	}
-}
-
-// A quorum's lock is reserved if a majority of its nodes is, and for as long; the longest queue
-// counts.
-func TestLookupMergesWhoWaits(t *testing.T) {
-	b := newSpaces(3).quorum(t, nil)
-	state := func(waiters int, kept time.Duration) *driver.State {
-		return &driver.State{Waiters: waiters, ReservedFor: kept}
-	}
-	for _, c := range []struct {
-		states  []*driver.State
-		waiters int
-		kept    time.Duration
-	}{
-		{[]*driver.State{state(1, 10), state(3, 30), state(2, 20)}, 3, 20},
-		{[]*driver.State{state(1, 10), nil, state(2, 20)}, 2, 10},
-		{[]*driver.State{state(1, 10), state(0, 0), nil}, 1, 0},
-	} {
-		nodes := b.nodeStates()
-		for i, s := range c.states {
-			nodes[i].State = s
-		}
-		if s := b.merge("k", nodes); s.Waiters != c.waiters || s.ReservedFor != c.kept {
-			t.Errorf("%d wait, and it is kept for %v, want %d and %v", s.Waiters, s.ReservedFor, c.waiters, c.kept)
-		}
 	}
 }
 

@@ -9,8 +9,6 @@ require (
 
 require (
 	github.com/anishathalye/porcupine v1.0.2 // indirect
-	github.com/hashicorp/errwrap v1.0.0 // indirect
-	github.com/hashicorp/go-multierror v1.1.1 // indirect
 	go.uber.org/goleak v1.3.0 // indirect
 	golang.org/x/sys v0.44.0 // indirect
 )
