@@ -262,8 +262,7 @@ func (l *lease) prepare(g *nodeRequest, out *actions, now boot.Instant) {
 	l.fill(g, out, now)
 }
 
-// releaseTime is how long a node tries to release a lock. It tries again if the first try fails at
-// once, for example because its connection was cut.
+// releaseTime is how long a release waits for a node, which repeats it afterwards.
 func releaseTime(timeout time.Duration) time.Duration { return 2 * timeout }
 
 // fill makes the request. l.mu is held.
