@@ -1,9 +1,7 @@
 package dlock_test
 
 import (
-	"errors"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/redlock-go/redlock/dlock"
@@ -40,27 +38,6 @@ func unlock(t *testing.T, l *dlock.Lease) {
 	if err := l.Unlock(); err != nil {
 		t.Fatal(err)
 	}
-}
-
-func TestALeaseRenewsItselfUntilUnlock(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := memory.New()
-		c := newClient(t, b)
-		l := lock(t, c, "k")
-		time.Sleep(5 * time.Minute)
-		if err := l.Err(); err != nil {
-			t.Fatalf("after 5 minutes: %v", err)
-		}
-		if _, err := newClient(t, b.Peer()).TryLock(t.Context(), "k"); !errors.Is(err, dlock.ErrHeld) {
-			t.Fatalf("another client: got %v, want ErrHeld", err)
-		}
-		unlock(t, l)
-		<-l.Done()
-		if !errors.Is(l.Err(), dlock.ErrReleased) {
-			t.Errorf("Err = %v, want ErrReleased", l.Err())
-		}
-		unlock(t, lock(t, newClient(t, b.Peer()), "k"))
-	})
 }
 
 func TestTheTTLOfAClientIsThatOfItsURLItsOptionsOrTheDefault(t *testing.T) {

@@ -10,32 +10,7 @@ import (
 
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
-	"github.com/redlock-go/redlock/drivers/memory"
 )
-
-func TestLeaseForFindsTheLeaseOfItsKey(t *testing.T) {
-	c := newSpyClient(t, memory.New())
-	err := dlock.Do(t.Context(), c, "account/42", func(ctx context.Context) error {
-		outer, _ := dlock.LeaseFor(ctx, "account/42")
-		return dlock.Do(ctx, c, "audit", func(ctx context.Context) error {
-			for _, key := range []string{"account/42", "audit"} {
-				if l, ok := dlock.LeaseFor(ctx, key); !ok || l.Key() != key {
-					t.Errorf("LeaseFor(%q) = %v, %v", key, l, ok)
-				}
-			}
-			if l, _ := dlock.LeaseFor(ctx, "account/42"); l != outer {
-				t.Error("it is another lease under a nested Do")
-			}
-			if l, ok := dlock.LeaseFor(ctx, "account/43"); ok || l != nil {
-				t.Errorf("a lease of a key that nobody locked: %v", l)
-			}
-			return nil
-		})
-	})
-	if err != nil {
-		t.Error(err)
-	}
-}
 
 func TestDoNamesKeyAndCauseOfALossOnOneLine(t *testing.T) {
 	for name, work := range map[string]func(context.Context) error{

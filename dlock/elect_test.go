@@ -55,39 +55,6 @@ func TestALeaderThatLostItsLeaseCampaignsAgain(t *testing.T) {
 	})
 }
 
-func TestLeadersTakeTurnsByWithMaxHold(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := memory.New()
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
-		defer cancel()
-		var mu sync.Mutex
-		var turns []int
-		var wg sync.WaitGroup
-		for i := range 3 {
-			c := newClient(t, b.Peer())
-			wg.Go(func() {
-				_ = dlock.Elect(ctx, c, "k", func(ctx context.Context) error {
-					mu.Lock()
-					turns = append(turns, i)
-					mu.Unlock()
-					<-ctx.Done()
-					return nil
-				}, dlock.WithMaxHold(time.Minute))
-			})
-		}
-		wg.Wait()
-		if len(turns) < 9 {
-			t.Fatalf("turns in ten minutes: %v", turns)
-		}
-		for i := 3; i < len(turns); i++ {
-			if turns[i] != turns[i-3] {
-				t.Errorf("turns %v: not one after the other", turns)
-				break
-			}
-		}
-	})
-}
-
 func TestTheEndOfItsContextEndsACampaignAndALeadership(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := memory.New()

@@ -129,7 +129,7 @@ func (c *Client) notice(n driver.Notice) {
 	if c.hooks.Event != nil {
 		c.toHooks.put(func() { c.hooks.Event(context.Background(), Event{Op: "notice", Key: n.Key, Err: n.Err, Notice: n}) }, true)
 	}
-	attrs := []slog.Attr{slog.String("kind", string(n.Kind))}
+	attrs := []slog.Attr{slog.String("kind", n.Kind)}
 	for _, a := range []slog.Attr{slog.String("node", n.Node), slog.String("key", n.Key), slog.String("detail", n.Detail)} {
 		if a.Value.String() != "" {
 			attrs = append(attrs, a)

@@ -27,24 +27,6 @@ func ExampleWithSlots() {
 	// Output: a third: true
 }
 
-// The slot is a number that no other holder has: a port, a shard, a directory to work in.
-func ExampleLease_Slot() {
-	locks := open()
-	defer locks.Close()
-
-	used := map[int]bool{}
-	for range 3 {
-		lease, err := locks.Lock(context.Background(), "shards", dlock.WithSlots(3))
-		if err != nil {
-			log.Fatal(err)
-		}
-		defer lease.Unlock()
-		used[lease.Slot()] = true
-	}
-	fmt.Println(used)
-	// Output: map[0:true 1:true 2:true]
-}
-
 // A transfer needs both accounts, in whatever order the caller names them.
 func ExampleDoAll() {
 	locks := open()

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log"
-	"strings"
 	"time"
 
 	"github.com/redlock-go/redlock/dlock"
@@ -33,37 +32,6 @@ func ExampleElect() {
 	// Output:
 	// leads
 	// terms: 1 error: <nil>
-}
-
-// Others follow who leads, to forward requests to it for example.
-func ExampleClient_Lookup_leader() {
-	locks := open(dlock.WithOwnerLabel("host-a"))
-	defer locks.Close()
-	ctx := context.Background()
-
-	leader, err := locks.Lock(ctx, "scheduler")
-	if err != nil {
-		log.Fatal(err)
-	}
-	for last := ""; ; time.Sleep(time.Millisecond) { // in earnest a second, with jitter
-		state, err := locks.Lookup(ctx, "scheduler")
-		if err != nil {
-			log.Print(err) // an outage
-			continue
-		}
-		if len(state.Holders) == 0 {
-			fmt.Println("nobody leads")
-			return
-		}
-		if label, _, _ := strings.Cut(state.Holders[0].Owner, "/"); label != last {
-			last = label
-			fmt.Println(label, "leads")
-			_ = leader.Unlock()
-		}
-	}
-	// Output:
-	// host-a leads
-	// nobody leads
 }
 
 // Who holds a key, and since when?
@@ -117,9 +85,7 @@ func ExampleClient_Backend() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	for _, d := range found {
-		fmt.Println(d.Severity, d.Summary)
-	}
+	fmt.Println(len(found), "findings")
 	fmt.Println("broken:", admin.Break(ctx, "reports/nightly", held.Holders[0]))
 	fmt.Println("again: ", errors.Is(admin.Break(ctx, "reports/nightly", held.Holders[0]), driver.ErrLost))
 
@@ -127,7 +93,7 @@ func ExampleClient_Backend() {
 	fmt.Println("lost:  ", errors.Is(stuck.Err(), dlock.ErrLost))
 	// Output:
 	// reports/nightly
-	// note locks exclude only within this process
+	// 0 findings
 	// broken: <nil>
 	// again:  true
 	// lost:   true

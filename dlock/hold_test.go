@@ -325,28 +325,6 @@ func TestDoReportsThatItsClientWasClosedUnderIt(t *testing.T) {
 	}
 }
 
-func TestAContextThatEndedHasACause(t *testing.T) {
-	c := newSpyClient(t, newSpy())
-	for range 50 {
-		l := lock(t, c, "k")
-		var contexts []context.Context
-		for range 100 {
-			ctx, cancel := l.Context(context.Background())
-			defer cancel()
-			contexts = append(contexts, ctx)
-		}
-		done := make(chan struct{})
-		go func() { defer close(done); _ = l.Unlock() }()
-		for contexts[50].Err() == nil {
-			runtime.Gosched()
-		}
-		if context.Cause(contexts[50]) == nil {
-			t.Fatal("Err says that it ended, and Cause does not")
-		}
-		<-done
-	}
-}
-
 // The longest durations mean "for ever", and no sum with them overflows.
 func TestTheLongestDurationsAreForEver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -19,9 +19,9 @@ type Hooks struct {
 	// which the backend is called: a tracer's span can be its parent. It must derive it from
 	// ctx. It is not called for renewals; their Event has the Latency.
 	Start func(ctx context.Context, op, key string) context.Context
-	// Event is called after each step: see Event.Op. The events of a call come before it returns,
-	// with WithSlots several at a time. Those of the background come afterwards, one after the
-	// other and in order, on a goroutine of the client's own.
+	// Event is called after each step: see Event.Op. The events of a call come before it returns.
+	// Those of the background come afterwards, one after the other and in order, on a goroutine of
+	// the client's own.
 	Event func(ctx context.Context, e Event)
 
 	_ struct{}
@@ -48,7 +48,8 @@ type Event struct {
 	Latency  time.Duration // of the request: attempt, renew, unlock
 	Waited   time.Duration // since the call began: attempt, lock, trylock
 	Held     time.Duration // since the grant, once for each lease: lost, or else unlock
-	Votes    []quorum.Vote // per node, quorum backends only
+	Left     time.Duration // until the deadline, before it was renewed: renew
+	Votes    []quorum.Vote // per node, quorum backends only: attempt, renew
 	Err      error
 	// Notice is never of a backend that was handed to New: its constructor takes a function.
 	Notice driver.Notice

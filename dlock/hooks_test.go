@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/dlock"
-	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/drivers/memory"
 )
 
@@ -67,55 +66,12 @@ func TestHooksSeeEveryOperationUnderTheContextOfStart(t *testing.T) {
 	})
 }
 
-func TestDriverEventsReachTheHook(t *testing.T) {
-	got := make(chan driver.NoticeKind, 1)
-	c, err := dlock.OpenURL("test:", dlock.WithLogger(nil), dlock.WithHooks(on("notice", func(_ context.Context, e dlock.Event) { got <- e.Notice.Kind })))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
-	testDriver.got.Notify(driver.Notice{Kind: driver.NoticeDegraded})
-	if kind := <-got; kind != driver.NoticeDegraded {
-		t.Errorf("got %v", kind)
-	}
-}
-
-func TestErrorsFitOneLineWhateverTheKey(t *testing.T) {
-	s := newSpy()
-	s.acquire = func(context.Context, *driver.Request) error {
-		return &driver.HeldError{Holder: "a\nb", RetryAfter: 6 * time.Second, Since: time.Unix(100, 0), Clock: time.Unix(292, 0)}
-	}
-	_, err := newSpyClient(t, s).TryLock(t.Context(), "k\n"+strings.Repeat("x", 300))
-	text := err.Error()
-	if strings.Contains(text, "\n") || len(text) > 300 {
-		t.Errorf("got %q", text)
-	}
-	if !strings.Contains(text, "for 3m12s; its lease ends in 6s unless it is renewed") {
-		t.Errorf("got %q, want for how long, and when the holder's lease ends", text)
-	}
-}
-
-func TestStatsCount(t *testing.T) {
-	s := newSpy()
-	c := newSpyClient(t, s)
-	l := lock(t, c, "k")
-	_, _ = c.TryLock(t.Context(), "k")
-	s.set(func() { s.acquire = func(context.Context, *driver.Request) error { return errOutage } })
-	_, _ = c.TryLock(t.Context(), "k")
-	want := dlock.Stats{Held: 1, Acquired: 1, Contended: 1, Failed: 1}
-	got := c.Stats()
-	got.WaitTime = 0
-	if got != want {
-		t.Errorf("got %+v, want %+v", got, want)
-	}
-	unlock(t, l)
-	if got := c.Stats(); got.Held != 0 || got.Released != 1 {
-		t.Errorf("after Unlock: %+v", got)
-	}
-}
-
 func TestAnErrorIsOneLine(t *testing.T) {
 	verdict := errors.New("no connection: a:1: refused\n\ta:1: refused\r\n\n\tb:2: timeout\n")
+	long := &dlock.Error{Op: "lock", Key: strings.Repeat("x", 300), Err: verdict}
+	if got := long.Error(); len(got) > 200 {
+		t.Errorf("got %q", got)
+	}
 	err := &dlock.Error{Op: "trylock", Key: "a\nb", Err: verdict}
 	if got, want := err.Error(), `dlock: trylock "a\nb": no connection: a:1: refused; b:2: timeout`; got != want {
 		t.Errorf("got %q, want %q", got, want)

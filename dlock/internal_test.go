@@ -1,12 +1,9 @@
 package dlock
 
 import (
-	"context"
 	"errors"
 	"strings"
 	"testing"
-	"testing/synctest"
-	"time"
 )
 
 func TestAnEndedLeaseIsForgotten(t *testing.T) {
@@ -25,23 +22,6 @@ func TestAnEndedLeaseIsForgotten(t *testing.T) {
 	}
 }
 
-func TestAShortLeaseIsNotHeldUpByALongOne(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c, _ := sleeper(t)
-		if _, err := c.Lock(t.Context(), "long", WithTTL(time.Hour)); err != nil {
-			t.Fatal(err)
-		}
-		l, err := c.Lock(t.Context(), "short", WithTTL(50*time.Millisecond))
-		if err != nil {
-			t.Fatal(err)
-		}
-		time.Sleep(time.Minute)
-		if err := l.Err(); err != nil {
-			t.Error(err)
-		}
-	})
-}
-
 func TestAForgottenImportIsNamed(t *testing.T) {
 	for name, hint := range map[string]string{
 		"redis":      "github.com/redlock-go/redlock/drivers/goredis",
@@ -55,23 +35,4 @@ func TestAForgottenImportIsNamed(t *testing.T) {
 			t.Errorf("%s: got %v", name, err)
 		}
 	}
-}
-
-// The context of several leases looks at the clock for each of them, and not only for the last.
-func TestTheContextOfLeasesKnowsOfASleepBeforeAnyTimer(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c, slept := sleeper(t)
-		err := Do(t.Context(), c, "a", func(ctx context.Context) error {
-			return Do(ctx, c, "b", func(ctx context.Context) error {
-				slept.Add(int64(6 * time.Second))
-				if err := ctx.Err(); err == nil {
-					t.Error("a is over, and the context does not know it")
-				}
-				return nil
-			}, WithTTL(time.Minute))
-		}, WithTTL(5*time.Second))
-		if !errors.Is(err, ErrLost) {
-			t.Error(err)
-		}
-	})
 }

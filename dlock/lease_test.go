@@ -113,36 +113,6 @@ func TestDoneComesTheMarginBeforeTheDeadline(t *testing.T) {
 	})
 }
 
-func TestUnknownRenewalsAreRetriedUntilOneSucceeds(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newSpy()
-		broken := true
-		var mu sync.Mutex
-		s.renew = func(context.Context, *driver.Renewal) error {
-			mu.Lock()
-			defer mu.Unlock()
-			if broken {
-				return errOutage
-			}
-			return nil
-		}
-		c := newSpyClient(t, s)
-		l := lock(t, c, "k", dlock.WithTTL(10*time.Second))
-		time.Sleep(9 * time.Second)
-		if n := s.renewals.Load(); n < 5 {
-			t.Errorf("%d renewals in 9 s of outage, want faster retries than every TTL/3", n)
-		}
-		mu.Lock()
-		broken = false
-		mu.Unlock()
-		time.Sleep(time.Hour / 2)
-		if err := l.Err(); err != nil {
-			t.Errorf("after the outage: %v", err)
-		}
-		unlock(t, l)
-	})
-}
-
 func TestALossIsDefiniteAndQuick(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSpy()
@@ -209,31 +179,6 @@ func TestASessionsLeasesEndWithItAndShareOneGoroutine(t *testing.T) {
 		}
 		if !errors.Is(leases[99].Err(), dlock.ErrReleased) {
 			t.Errorf("the one released before: %v", leases[99].Err())
-		}
-	})
-}
-
-func TestHeldLeasesCostNoGoroutines(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newSpy()
-		c := newSpyClient(t, s)
-		before := goroutines()
-		leases := map[string]*dlock.Lease{}
-		for i := range 1000 {
-			key := fmt.Sprint(i)
-			leases[key] = lock(t, c, key)
-		}
-		if n := goroutines() - before; n > 0 {
-			t.Errorf("1,000 leases cost %d goroutines", n)
-		}
-		time.Sleep(time.Minute)
-		for key, l := range leases {
-			if err := l.Err(); err != nil {
-				t.Fatalf("%s: %v", key, err)
-			}
-		}
-		if st := c.Stats(); st.Held != 1000 || st.Renewed < 1000*15 {
-			t.Errorf("Stats = %+v, want 1,000 held, each renewed every TTL/3", st)
 		}
 	})
 }

@@ -12,31 +12,6 @@ import (
 	"github.com/redlock-go/redlock/drivers/memory"
 )
 
-func TestLookupTellsTheHolderItsTokenAndWhoWaits(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := memory.New()
-		holder, other := newClient(t, b, dlock.WithOwnerLabel("holder")), newClient(t, b.Peer())
-		if s, err := other.Lookup(t.Context(), "k"); err != nil || len(s.Holders) != 0 || s.Key != "k" {
-			t.Errorf("a free key: %+v, %v", s, err)
-		}
-		l := lock(t, holder, "k")
-		go func() {
-			if l, err := newClient(t, b.Peer()).Lock(t.Context(), "k"); err == nil {
-				_ = l.Unlock()
-			}
-		}()
-		synctest.Wait()
-		s, err := other.Lookup(t.Context(), "k")
-		if err != nil || len(s.Holders) != 1 || s.Waiters != 1 {
-			t.Fatalf("a held key: %+v, %v", s, err)
-		}
-		if h := s.Holders[0]; !strings.HasPrefix(h.Owner, "holder/") || h.Fence != l.Fence() || h.TTL <= 0 {
-			t.Errorf("the holder is %+v", h)
-		}
-		unlock(t, l)
-	})
-}
-
 // TestCloseInTheBodyOfAListEnds: a listing is no call that Close waits for.
 func TestCloseInTheBodyOfAListEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

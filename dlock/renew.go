@@ -108,6 +108,7 @@ func (l *Lease) renew(d time.Duration) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.renewing = false
+	left := l.expires.Sub(now)
 	if l.look(now) == nil || l.kept { // otherwise it revives nothing
 		l.failure = err
 		if err == nil {
@@ -126,7 +127,7 @@ func (l *Lease) renew(d time.Duration) error {
 			l.renewAt = never // the server keeps the lock until the end of WithMinHold
 		}
 	}
-	c.tellLater(l, Event{Op: "renew", Err: err, Latency: took, Votes: g.Votes}, err == nil)
+	c.tellLater(l, Event{Op: "renew", Err: err, Latency: took, Left: max(left, 0), Votes: g.Votes}, err == nil)
 	switch {
 	case !errors.Is(err, ErrLost):
 	case l.kept:

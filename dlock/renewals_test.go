@@ -12,39 +12,25 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// renewalCount is how many renewals are under way, and how many come at a time.
-type renewalCount struct {
-	mu         sync.Mutex
-	now, most  int
-	begin      time.Time
-	byInterval map[int]int
-}
-
-const interval = 100 * time.Millisecond
-
-func (d *renewalCount) enter() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.now++
-	d.most = max(d.most, d.now)
-	d.byInterval[int(time.Since(d.begin)/interval)]++
-}
-
-func (d *renewalCount) leave() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.now--
-}
-
 func TestRenewalsAreSpreadAndBounded(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		const leases, ttl = 3000, 10 * time.Second
 		s := newSpy()
-		d := &renewalCount{begin: time.Now(), byInterval: map[int]int{}}
+		const interval = 100 * time.Millisecond
+		begin := time.Now()
+		var mu sync.Mutex
+		now, most, byInterval := 0, 0, map[time.Duration]int{}
 		s.renew = func(context.Context, *driver.Renewal) error {
-			d.enter()
-			defer d.leave()
+			add := func(n int) {
+				mu.Lock()
+				defer mu.Unlock()
+				now += n
+				most = max(most, now)
+				byInterval[time.Since(begin)/interval] += max(n, 0)
+			}
+			add(1)
+			defer add(-1)
 			time.Sleep(10 * time.Millisecond)
 			return nil
 		}
@@ -56,15 +42,15 @@ func TestRenewalsAreSpreadAndBounded(t *testing.T) {
 		if held := c.Stats().Held; held != leases {
 			t.Errorf("%d of %d leases are held", held, leases)
 		}
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		if d.most > 512 {
-			t.Errorf("%d renewals at a time", d.most)
+		mu.Lock()
+		defer mu.Unlock()
+		if most > 512 {
+			t.Errorf("%d renewals at a time", most)
 		}
 		// After a while they are spread over TTL/3: at no time come four times as many as on
 		// the average.
-		for i, n := range d.byInterval {
-			if i > int(30*time.Second/interval) && n > 4*leases*int(interval)/int(ttl/3) {
+		for i, n := range byInterval {
+			if i > 30*time.Second/interval && n > 4*leases*int(interval)/int(ttl/3) {
 				t.Errorf("%d renewals within %v", n, interval)
 			}
 		}

@@ -16,36 +16,13 @@ import (
 	"github.com/redlock-go/redlock/drivers/memory"
 )
 
-// polling is memory that neither queues nor watches.
-func polling(b *memory.Backend) driver.Backend {
-	return &spy{Backend: b, hide: driver.FeatureQueueing | driver.FeatureOrdered}
-}
-
-// watchedOnly is memory that watches and does not queue.
-func watchedOnly(b *memory.Backend) driver.Backend {
-	return watching{&spy{Backend: b, hide: driver.FeatureQueueing | driver.FeatureOrdered}}
-}
-
-func queueing(b *memory.Backend) driver.Backend { return b }
-
 // everyWait runs a test with each way of waiting.
 func everyWait(t *testing.T, f func(t *testing.T, space *memory.Backend, client func() *dlock.Client)) {
-	t.Parallel()
-	for name, wrap := range map[string]func(*memory.Backend) driver.Backend{
-		"queueing": queueing, "watched": watchedOnly, "polling": polling,
-	} {
+	for name, way := range ways {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				space := memory.New()
-				f(t, space, func() *dlock.Client {
-					c, err := dlock.New(wrap(space.Peer()), dlock.WithLogger(nil))
-					if err != nil {
-						t.Fatal(err)
-					}
-					t.Cleanup(func() { _ = c.Close() })
-					return c
-				})
+				f(t, space, func() *dlock.Client { return newSpyClient(t, way(&spy{Backend: space.Peer()})) })
 			})
 		})
 	}
@@ -155,30 +132,6 @@ func TestASlotThatIsFreedElsewhereIsTakenWithinASecond(t *testing.T) {
 			if left := held(t, space); left != 0 {
 				t.Fatalf("%d slots: %d keys are left", n, left)
 			}
-		}
-	})
-}
-
-func TestACancelledWaitForSlotsLeavesNothing(t *testing.T) {
-	everyWait(t, func(t *testing.T, space *memory.Backend, client func() *dlock.Client) {
-		holder, waiter := client(), client()
-		var leases []*dlock.Lease
-		for range 3 {
-			leases = append(leases, lock(t, holder, "k", dlock.WithSlots(3)))
-		}
-		for range 20 {
-			ctx, cancel := context.WithTimeout(t.Context(), time.Duration(rand.IntN(1e9)))
-			if _, err := waiter.Lock(ctx, "k", dlock.WithSlots(3)); !errors.Is(err, dlock.ErrHeld) {
-				t.Errorf("got %v", err)
-			}
-			cancel()
-		}
-		for _, l := range leases {
-			unlock(t, l)
-		}
-		time.Sleep(2 * time.Second)
-		if n := held(t, space); n != 0 {
-			t.Errorf("%d keys are left", n)
 		}
 	})
 }
@@ -299,34 +252,5 @@ func TestWaitersForSlotsOfOneClientAreServedInOrder(t *testing.T) {
 			}
 		}
 		wg.Wait()
-	})
-}
-
-func TestAnOutageEndsNoWaitForSlots(t *testing.T) {
-	everyWait(t, func(t *testing.T, space *memory.Backend, _ func() *dlock.Client) {
-		b := space.Peer()
-		c, err := dlock.New(b, dlock.WithLogger(nil))
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer c.Close() //nolint:errcheck // the test is over
-		b.Fail(errOutage)
-		if _, err := c.TryLock(t.Context(), "k", dlock.WithSlots(3)); !errors.Is(err, dlock.ErrUnavailable) {
-			t.Errorf("TryLock: got %v", err)
-		}
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		defer cancel()
-		if _, err := c.Lock(ctx, "k", dlock.WithSlots(3)); !errors.Is(err, dlock.ErrUnavailable) || !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("Lock: got %v", err)
-		}
-		time.AfterFunc(time.Minute, func() { b.Fail(nil) })
-		unlock(t, lock(t, c, "k", dlock.WithSlots(3)))
-		go func() { time.Sleep(time.Minute); _ = c.Close() }()
-		for range 3 {
-			lock(t, c, "k", dlock.WithSlots(3))
-		}
-		if _, err := c.Lock(t.Context(), "k", dlock.WithSlots(3)); !errors.Is(err, dlock.ErrClosed) {
-			t.Errorf("a client that is closed: got %v", err)
-		}
 	})
 }

@@ -294,7 +294,7 @@ type Inspector interface {
 	Lookup(ctx context.Context, key string) (*State, error)
 	// List calls yield for every held key that begins with prefix, in no order, until yield
 	// returns false. It may take many round trips, and sees no snapshot. A quorum also yields
-	// keys whose Verdict is VerdictSplit, as far as it meets them.
+	// keys whose Verdict is "split", as far as it meets them.
 	List(ctx context.Context, prefix string, yield func(*State) bool) error
 	// Check examines the deployment and returns its findings, the gravest first. An error means
 	// that it could not examine the deployment.
@@ -310,8 +310,8 @@ type State struct {
 	Fence   uint64   `json:"token,omitempty"`   // the counter: the largest token ever given, where it is kept
 	Waiters int      `json:"waiting"`           // in the server's queue, if the server can tell
 	// Queue has the first of the Waiters, in the order in which they are served, as far as the
-	// server knows them; at most 100.
-	Queue []Waiter `json:"queue,omitempty"`
+	// server knows them, each with its Owner, Since and Address; at most 100.
+	Queue []Holder `json:"queue,omitempty"`
 	// ReservedFor: nobody holds the key, and the server keeps it for the first waiter for this
 	// long.
 	ReservedFor time.Duration `json:"reserved_for_ns,omitempty"`
@@ -334,11 +334,15 @@ type NodeState struct {
 // little time left.
 const expiring = time.Second
 
-// Verdict summarizes s in one word.
-func (s *State) Verdict() Verdict {
+// Verdict sums up the state of a key: "free"; "held", on a majority where there are several nodes;
+// "expiring", where the holder has less than a second left, or has the key on a minority of the
+// nodes, where it ends with its TTL; "kept for the next", the first waiter, for a moment; or "split",
+// where several owners have the key on some nodes and none has a majority: they give up and try
+// again.
+func (s *State) Verdict() string {
 	for i := range s.Holders {
 		if ttl := s.Holders[i].TTL; ttl <= 0 || ttl >= expiring { // zero: unknown, or no end
-			return VerdictHeld
+			return "held"
 		}
 	}
 	owners := map[string]bool{}
@@ -351,45 +355,18 @@ func (s *State) Verdict() Verdict {
 	}
 	switch {
 	case len(s.Holders) > 0:
-		return VerdictExpiring
+		return "expiring"
 	case s.ReservedFor > 0:
-		return VerdictReserved
+		return "kept for the next"
 	case len(owners) > 1:
-		return VerdictSplit
+		return "split"
 	case len(owners) == 1:
-		return VerdictExpiring
+		return "expiring"
 	}
-	return VerdictFree
+	return "free"
 }
 
-// Verdict sums up the state of a key.
-type Verdict uint8
-
-const (
-	// VerdictFree: nobody has the key.
-	VerdictFree Verdict = iota
-	// VerdictHeld: the key is held, on a majority where there are several nodes.
-	VerdictHeld
-	// VerdictExpiring: the holder has less than a second left, or has the key on a minority of
-	// the nodes, where it ends with its TTL.
-	VerdictExpiring
-	// VerdictReserved: the key is kept for the first waiter for a moment.
-	VerdictReserved
-	// VerdictSplit: several owners have the key on some nodes, and none has a majority. They
-	// give up and try again.
-	VerdictSplit
-)
-
-// String returns "free", "held", "expiring", "kept for the next" or "split".
-func (v Verdict) String() string {
-	names := [...]string{"free", "held", "expiring", "kept for the next", "split"}
-	if int(v) < len(names) {
-		return names[v]
-	}
-	return "unknown"
-}
-
-// A Holder is one owner of a held key. Unknown fields are zero.
+// A Holder is one owner of a held key, or a waiter in its queue. Unknown fields are zero.
 type Holder struct {
 	Owner   string        `json:"owner,omitempty"`   // as stored
 	Fence   uint64        `json:"token,omitempty"`   // its token
@@ -399,14 +376,6 @@ type Holder struct {
 	// Session names the session of the server that has the key, where the server knows
 	// sessions and no tokens: see Admin.
 	Session string `json:"session,omitempty"`
-	_       struct{}
-}
-
-// A Waiter is a client that waits for a key. Unknown fields are zero.
-type Waiter struct {
-	Owner   string    `json:"owner,omitempty"`   // as the server knows it: a name, or a place in a queue
-	Since   time.Time `json:"since,omitzero"`    // by the server's clock
-	Address string    `json:"address,omitempty"` // of the client
 	_       struct{}
 }
 
@@ -466,7 +435,7 @@ type Admin interface {
 // A Notice is something that happened in the background, outside any call. It
 // holds no secret.
 type Notice struct {
-	Kind   NoticeKind
+	Kind   string // what happened; drivers may have kinds of their own
 	Node   string // the server's address, if there are several
 	Key    string // the key, if the notice concerns one
 	Err    error  // the cause, if there is one
@@ -474,12 +443,8 @@ type Notice struct {
 	_      struct{}
 }
 
-// NoticeKind names what happened. Drivers may have kinds of their own.
-type NoticeKind string
-
-// The kinds that drivers here report.
+// The kinds that most drivers report.
 const (
-	NoticeDegraded     NoticeKind = "degraded"     // works, but by a slower way: polling, say
-	NoticeDisconnected NoticeKind = "disconnected" // a session or a subscription broke
-	NoticeEviction     NoticeKind = "eviction"     // a server may evict locks that are held
+	NoticeDegraded     = "degraded"     // works, but by a slower way: polling, say
+	NoticeDisconnected = "disconnected" // a session or a subscription broke
 )

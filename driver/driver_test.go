@@ -16,20 +16,17 @@ func TestTheVerdictIsWhatTheNodesComeTo(t *testing.T) {
 		}
 		return merged
 	}
-	for want, states := range map[Verdict][]*State{
-		VerdictFree:     {free, quorum(&State{}, free, free, nil)},
-		VerdictHeld:     {held("a", time.Minute), held("a", 0), quorum(held("a", time.Minute), held("a", time.Minute), held("a", time.Minute), held("b", time.Minute))},
-		VerdictExpiring: {held("a", time.Second-1), quorum(&State{}, held("a", time.Minute), free, free), quorum(&State{}, held("a", time.Minute), nil, nil)},
-		VerdictReserved: {{ReservedFor: 1}},
-		VerdictSplit:    {quorum(&State{}, held("a", time.Minute), held("b", time.Minute), free)},
+	for want, states := range map[string][]*State{
+		"free":              {free, quorum(&State{}, free, free, nil)},
+		"held":              {held("a", time.Minute), held("a", 0), quorum(held("a", time.Minute), held("a", time.Minute), held("a", time.Minute), held("b", time.Minute))},
+		"expiring":          {held("a", time.Second-1), quorum(&State{}, held("a", time.Minute), free, free), quorum(&State{}, held("a", time.Minute), nil, nil)},
+		"kept for the next": {{ReservedFor: 1}},
+		"split":             {quorum(&State{}, held("a", time.Minute), held("b", time.Minute), free)},
 	} {
 		for i, s := range states {
 			if got := s.Verdict(); got != want {
 				t.Errorf("%d: %v, want %v: %+v", i, got, want, s)
 			}
 		}
-	}
-	if got := Verdict(99).String(); got != "unknown" {
-		t.Errorf("an unknown verdict is called %q", got)
 	}
 }

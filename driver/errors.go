@@ -116,11 +116,13 @@ func (e *RefusedError) Error() string {
 	return printable.Text(s)
 }
 
-// Is reports that a RefusedError is ErrRefused.
-func (e *RefusedError) Is(target error) bool { return target == ErrRefused }
-
-// Unwrap returns the server's own error.
-func (e *RefusedError) Unwrap() error { return e.Err }
+// Unwrap returns ErrRefused, and the server's own error if there is one.
+func (e *RefusedError) Unwrap() []error {
+	if e.Err == nil {
+		return []error{ErrRefused}
+	}
+	return []error{ErrRefused, e.Err}
+}
 
 // InvalidError names the part of a request, an option or a DSN that cannot be
 // honoured. It is ErrInvalid, and comes before any I/O.

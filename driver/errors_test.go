@@ -68,11 +68,3 @@ func TestRefusedErrorSaysWhyAndUntilWhen(t *testing.T) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }
-
-func TestInvalidErrorNamesThePart(t *testing.T) {
-	var bad *InvalidError
-	err := Invalid("TTL", "%v is too short", time.Millisecond)
-	if !errors.As(err, &bad) || bad.What != "TTL" || err.Error() != "TTL: 1ms is too short" {
-		t.Errorf("got %v", err)
-	}
-}

@@ -5,26 +5,26 @@ import (
 	"fmt"
 )
 
-// MarshalJSON adds the verdict.
+// MarshalJSON adds the verdict, and the texts of the nodes' errors.
 func (s *State) MarshalJSON() ([]byte, error) {
-	type plain State
-	return json.Marshal(struct {
-		*plain
-		Verdict string `json:"verdict"`
-	}{(*plain)(s), s.Verdict().String()})
-}
-
-// MarshalJSON adds the error's text.
-func (n *NodeState) MarshalJSON() ([]byte, error) {
-	type plain NodeState
-	text := ""
-	if n.Err != nil {
-		text = n.Err.Error()
-	}
-	return json.Marshal(struct {
-		*plain
+	type node struct {
+		*NodeState
 		Error string `json:"error,omitempty"`
-	}{(*plain)(n), text})
+	}
+	type plain State
+	all := struct {
+		*plain
+		Nodes   []node `json:"nodes,omitempty"`
+		Verdict string `json:"verdict"`
+	}{plain: (*plain)(s), Verdict: s.Verdict()}
+	for i := range s.Nodes {
+		n := node{NodeState: &s.Nodes[i]}
+		if n.Err != nil {
+			n.Error = n.Err.Error()
+		}
+		all.Nodes = append(all.Nodes, n)
+	}
+	return json.Marshal(all)
 }
 
 // MarshalText returns "exclusive" or "shared".

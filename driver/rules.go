@@ -82,7 +82,7 @@ func (i Info) Check(prefix string, req *Request) error {
 	case (req.ExactFence != 0 || req.Quorum != nil) && !i.Features.Has(FeatureQuorumNode):
 		return Invalid("request", "%s cannot be a node of a quorum", i.Name)
 	}
-	return i.CheckTTL(req.TTL)
+	return i.checkTTL(req.TTL)
 }
 
 // CheckRenewal returns an *InvalidError if the backend cannot honour r.
@@ -95,11 +95,11 @@ func (i Info) CheckRenewal(r *Renewal) error {
 	case r.Keep > 0 && r.TTL == 0:
 		return nil
 	}
-	return i.CheckTTL(r.TTL)
+	return i.checkTTL(r.TTL)
 }
 
-// CheckTTL returns an *InvalidError if ttl is out of the backend's bounds.
-func (i Info) CheckTTL(ttl time.Duration) error {
+// checkTTL returns an *InvalidError if ttl is out of the backend's bounds.
+func (i Info) checkTTL(ttl time.Duration) error {
 	switch {
 	case i.MaxTTL == 0 && ttl != 0:
 		return Invalid("TTL", "%s has none: the lock lives with its session", i.Name)

@@ -10,28 +10,6 @@ import (
 	"github.com/redlock-go/redlock/driver/quorum"
 )
 
-func TestDriftIsAHundredthAndTwoMilliseconds(t *testing.T) {
-	for ttl, want := range map[time.Duration]time.Duration{
-		MinTTL:           2*time.Millisecond + 100*time.Microsecond,
-		10 * time.Second: 102 * time.Millisecond,
-		time.Hour:        36*time.Second + 2*time.Millisecond,
-	} {
-		if got := Drift(ttl); got != want {
-			t.Errorf("Drift(%v) = %v, want %v", ttl, got, want)
-		}
-	}
-	if Drift(MinTTL) >= MinTTL {
-		t.Error("the drift leaves nothing of the shortest lease")
-	}
-}
-
-func TestExpiresCountsFromTheStart(t *testing.T) {
-	start := time.Now()
-	if got, want := Expires(start, 10*time.Second), start.Add(9898*time.Millisecond); !got.Equal(want) {
-		t.Errorf("Expires = %v, want %v", got, want)
-	}
-}
-
 func TestNextFence(t *testing.T) {
 	now := time.Date(2026, 11, 21, 4, 0, 0, 0, time.UTC)
 	us := uint64(now.UnixMicro())
@@ -64,19 +42,6 @@ func TestNextFence(t *testing.T) {
 	}
 	if float64(MaxFence) != MaxFence || MaxFence >= 1<<53 {
 		t.Error("the largest token does not fit a float64")
-	}
-}
-
-func TestNextFenceRisesUnderAnyClock(t *testing.T) {
-	last := uint64(0)
-	now := time.Now()
-	for i := range 10000 {
-		now = now.Add(time.Duration(i%13-7) * time.Second)
-		got := NextFence(last, uint64(i%3)*uint64(now.UnixMicro()), now)
-		if got <= last {
-			t.Fatalf("step %d: %d after %d", i, got, last)
-		}
-		last = got
 	}
 }
 

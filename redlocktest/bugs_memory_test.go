@@ -365,7 +365,7 @@ var memoryBugs = []bug{
 	{name: "renew extends nothing", stress: true, want: "expiry/renewal", rule: "rule 1", says: "ErrLost", plant: func(b *broken) {
 		b.renew = func(ctx context.Context, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
 			s, err := b.Lookup(ctx, l.sent.Key)
-			if err != nil || b.Info().CheckTTL(r.TTL) != nil || len(s.Holders) == 0 || s.Holders[0].Owner != l.sent.Owner {
+			if err != nil || b.Info().CheckRenewal(r) != nil || len(s.Holders) == 0 || s.Holders[0].Owner != l.sent.Owner {
 				return l.Lease.Renew(ctx, r)
 			}
 			g := l.grantUntil(r.TTL)

@@ -32,7 +32,7 @@ func keeps(b *broken, ttl func(time.Duration) time.Duration) {
 		return got, nil
 	}
 	b.renew = func(ctx context.Context, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
-		if err := b.Info().CheckTTL(r.TTL); err != nil {
+		if err := b.Info().CheckRenewal(r); err != nil {
 			return driver.Grant{}, err
 		}
 		_, err := l.Lease.Renew(ctx, &driver.Renewal{TTL: bounded(r.TTL), MinFence: r.MinFence})
@@ -127,7 +127,7 @@ func oneCounter(expire, drop bool) func(func(*broken)) Harness {
 var timeBugs = []bug{
 	{name: "a renewal with another TTL extends by the first", stress: true, want: "expiry/renew-longer", rule: "driver.HeldError", says: "RetryAfter", plant: func(b *broken) {
 		b.renew = func(ctx context.Context, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
-			if err := b.Info().CheckTTL(r.TTL); err != nil {
+			if err := b.Info().CheckRenewal(r); err != nil {
 				return driver.Grant{}, err
 			}
 			g, err := l.Lease.Renew(ctx, &driver.Renewal{TTL: l.sent.TTL, MinFence: r.MinFence})
@@ -140,14 +140,14 @@ var timeBugs = []bug{
 		b.grant = claimed
 	}},
 	{name: "a renewal's TTL is ignored", want: "expiry/renew-shorter", rule: "rule 3", plant: onRenew(func(ctx context.Context, b *broken, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
-		if err := b.Info().CheckTTL(r.TTL); err != nil {
+		if err := b.Info().CheckRenewal(r); err != nil {
 			return driver.Grant{}, err
 		}
 		return l.Lease.Renew(ctx, &driver.Renewal{TTL: l.sent.TTL, MinFence: r.MinFence})
 	})},
 	{name: "a shorter renewal is ignored", want: "expiry/renew-shorter", rule: "driver.Lease.Renew", says: "still held", plant: func(b *broken) {
 		b.renew = func(ctx context.Context, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
-			if err := b.Info().CheckTTL(r.TTL); err != nil {
+			if err := b.Info().CheckRenewal(r); err != nil {
 				return driver.Grant{}, err
 			}
 			g, err := l.Lease.Renew(ctx, &driver.Renewal{TTL: max(r.TTL, l.sent.TTL), MinFence: r.MinFence})

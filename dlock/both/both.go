@@ -18,6 +18,9 @@
 // that was set back; etcd's on slow servers) or if a quorum's client has a slow clock: then an
 // instance that uses this backend alone may get a smaller one. If the tokens are more than 5 s
 // apart the request is refused and the error says so.
+//
+// Operators ask each backend by its own URL: the two name one holder differently, and Break tells
+// holders by their tokens, so a common driver.Inspector would show what neither server has.
 package both
 
 import (
@@ -32,6 +35,7 @@ import (
 
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/base"
 	"github.com/redlock-go/redlock/driver/printable"
 )
 
@@ -64,10 +68,7 @@ type Backend struct {
 	old, new side
 	info     driver.Info
 
-	closed context.Context
-	close  context.CancelFunc
-	calls  sync.WaitGroup // of Acquire, with their clean-up
-	merges sync.WaitGroup // goroutines that merge channels
+	calls base.Calls // of Acquire, and goroutines that merge channels
 
 	mu     sync.Mutex
 	merged map[[2]<-chan struct{}]chan struct{}
@@ -88,9 +89,9 @@ func New(old, new driver.Backend) *Backend {
 	b := &Backend{
 		old:    side{old, oldSide, old.Info()},
 		new:    side{new, newSide, new.Info()},
+		calls:  base.Calls{Name: "both"},
 		merged: map[[2]<-chan struct{}]chan struct{}{},
 	}
-	b.closed, b.close = context.WithCancel(context.Background())
 	o, n := b.old.info, b.new.info
 	const inBoth = driver.FeatureShared | driver.FeatureFencing | driver.FeatureOrdered | driver.FeatureKeep
 	b.info = driver.Info{
@@ -125,40 +126,28 @@ func (s side) String() string {
 
 // Close ends the calls under way, lets them undo what they did, and closes both backends.
 func (b *Backend) Close() error {
-	b.mu.Lock()
-	b.close()
-	b.mu.Unlock()
-	b.calls.Wait()
-	b.merges.Wait()
+	b.calls.Close()
 	return errors.Join(b.old.Close(), b.new.Close())
 }
 
-// begin counts a call of Acquire.
-func (b *Backend) begin() error {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.closed.Err() != nil {
-		return driver.ErrClosed
-	}
-	b.calls.Add(1)
-	return nil
-}
+// forever bounds a wait, which its context ends.
+const forever = 1 << 60 * time.Nanosecond
 
 // Acquire takes the lock on old, and then on new while it holds the first.
 func (b *Backend) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
 	if err := b.info.Check("", r); err != nil {
 		return nil, err
 	}
-	if err := b.begin(); err != nil {
+	call, err := b.calls.Begin(ctx, forever)
+	if err != nil {
 		return nil, err
 	}
-	defer b.calls.Done()
-	ctx, cancel := context.WithCancel(ctx)
+	defer call.End()
+	ctx, cancel := context.WithCancel(call)
 	defer cancel()
-	defer context.AfterFunc(b.closed, cancel)()
 	old, err := b.old.acquire(ctx, r)
 	if err != nil {
-		return nil, b.orClosed(err)
+		return nil, call.Failed(err)
 	}
 	oldAt := time.Now()
 	stop := b.old.keep(ctx, old, r.TTL, cancel)
@@ -172,16 +161,9 @@ func (b *Backend) Acquire(ctx context.Context, r *driver.Request) (driver.Lease,
 	}
 	if err != nil {
 		_ = old.Release(context.WithoutCancel(ctx)) // otherwise it ends with its TTL
-		return nil, b.orClosed(err)
+		return nil, call.Failed(err)
 	}
 	return l, nil
-}
-
-func (b *Backend) orClosed(err error) error {
-	if b.closed.Err() != nil && !errors.Is(err, driver.ErrClosed) {
-		return driver.ErrClosed
-	}
-	return err
 }
 
 func (b *Backend) acquireNew(ctx context.Context, r *driver.Request, old driver.Lease, oldAt time.Time) (driver.Lease, error) {
@@ -350,26 +332,26 @@ func (b *Backend) either(x, y <-chan struct{}) <-chan struct{} {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	both := [2]<-chan struct{}{x, y}
-	m := b.merged[both]
-	if m == nil && b.closed.Err() != nil {
-		return y
+	if m := b.merged[both]; m != nil {
+		return m
 	}
-	if m == nil {
-		m = make(chan struct{})
-		b.merged[both] = m
-		b.merges.Go(func() {
-			select {
-			case <-x:
-			case <-y:
-			case <-b.closed.Done():
-				return
-			}
-			b.mu.Lock()
-			defer b.mu.Unlock()
-			delete(b.merged, both)
-			close(m)
-		})
+	m := make(chan struct{})
+	merging := b.calls.Go(func(ctx context.Context) {
+		select {
+		case <-x:
+		case <-y:
+		case <-ctx.Done():
+			return
+		}
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		delete(b.merged, both)
+		close(m)
+	})
+	if !merging {
+		return y // Close has ended both
 	}
+	b.merged[both] = m
 	return m
 }
 

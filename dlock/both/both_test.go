@@ -248,22 +248,6 @@ func TestBothBeginsAgainIfOldIsLostOnTheWay(t *testing.T) {
 	})
 }
 
-func TestMinHoldIsKeptOnBoth(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		old, new := memory.New(), memory.New()
-		c := client(t, both.New(old.Peer(), new.Peer()))
-		unlock(t, lock(t, c, dlock.WithMinHold(time.Hour)))
-		time.Sleep(59 * time.Minute)
-		for _, space := range []*memory.Backend{old, new} {
-			if s, err := space.Lookup(t.Context(), "k"); err != nil || len(s.Holders) == 0 {
-				t.Errorf("WithMinHold was not kept: %v", err)
-			}
-		}
-		time.Sleep(2 * time.Minute)
-		free(t, old, new)
-	})
-}
-
 func TestTokensOfBothRiseHoweverTheClocksDiffer(t *testing.T) {
 	for _, apart := range []time.Duration{0, time.Millisecond, -time.Millisecond, 3 * time.Second, -3 * time.Second} {
 		synctest.Test(t, func(t *testing.T) {

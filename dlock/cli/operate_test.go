@@ -65,7 +65,7 @@ func stuckHolder(t *testing.T, w *world, backend string) {
 	fence, pid := w.content("fence"), w.pid("pid")
 	p.signal(syscall.SIGSTOP)
 	all := w.states("stuck")
-	if len(all) != 1 || len(all[0].Holders) != 1 || all[0].Verdict() != driver.VerdictHeld {
+	if len(all) != 1 || len(all[0].Holders) != 1 || all[0].Verdict() != "held" {
 		t.Fatalf("status says %+v", all)
 	}
 	h := all[0].Holders[0]
@@ -145,7 +145,7 @@ func TestStatusShowsHoldersAndTheQueueInItsOrder(t *testing.T) {
 			} else if _, stderr := w.want(exitUsage, "status", "--watch"); !strings.Contains(stderr, "name them") {
 				t.Errorf("without keys status says %q", stderr)
 			}
-			if s := w.states("free")[0]; s.Verdict() != driver.VerdictFree || len(s.Holders) != 0 {
+			if s := w.states("free")[0]; s.Verdict() != "free" || len(s.Holders) != 0 {
 				t.Errorf("a free key is %+v", s)
 			}
 			out, _ := w.want(0, "status", "k")

@@ -119,7 +119,7 @@ var stateHead = []string{"KEY", "VERDICT", "HOLDER", "TOKEN", "SESSION", "HELD S
 
 // stateCells returns the row of a state: that of a key, or of what one node answered.
 func stateCells(name string, state *driver.State, answer string, now time.Time) []string {
-	verdict := state.Verdict().String()
+	verdict := state.Verdict()
 	if state.Mode == driver.Shared && len(state.Holders) > 0 {
 		verdict += ", shared"
 	}

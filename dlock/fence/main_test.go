@@ -41,7 +41,7 @@ func run(m *testing.M) int {
 	switch {
 	case errors.As(err, &missing) && os.Getenv("CI") == "":
 		fmt.Println("without the examples and tests on servers:", err)
-		_ = flag.Set("test.skip", "^(Example(Tx|Row|RedisScript)|Test(SQL|Accepted|AnOld|TheScript).*)$")
+		_ = flag.Set("test.skip", "^(Example(Tx|Row|RedisScript)|Test(SQL|AnOld|TheScript).*)$")
 		return m.Run()
 	case err != nil:
 		fmt.Println(err)

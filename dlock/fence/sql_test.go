@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log"
-	"slices"
 	"sync"
 	"testing"
 
@@ -195,62 +194,4 @@ func TestAnOldHoldersCheckWaitsForTheTransactionOfALaterHolder(t *testing.T) {
 		t.Fatal(err)
 	}
 	wg.Wait()
-}
-
-// In whatever order holders write, the writes that the store accepts have rising tokens.
-func TestAcceptedWritesHaveRisingTokens(t *testing.T) {
-	db := tables(t)
-	for _, level := range []sql.IsolationLevel{sql.LevelReadCommitted, sql.LevelSerializable} {
-		var wg sync.WaitGroup
-		for i := range 8 {
-			wg.Go(func() {
-				for n := range uint64(12) {
-					token := 1 + n*8 + uint64(i*5%8) // nearly in order
-					for resource := range stores(nil) {
-						_ = write(t.Context(), db, level, resource, token)
-					}
-				}
-			})
-		}
-		wg.Wait()
-		for resource := range stores(nil) {
-			rows, err := db.QueryContext(t.Context(), "SELECT token FROM writes WHERE resource = $1 ORDER BY n", fmt.Sprintf("%d %q", level, resource))
-			if err != nil {
-				t.Fatal(err)
-			}
-			var tokens []int64
-			for rows.Next() {
-				var token int64
-				if err := rows.Scan(&token); err != nil {
-					t.Fatal(err)
-				}
-				tokens = append(tokens, token)
-			}
-			if err := rows.Err(); err != nil {
-				t.Fatal(err)
-			}
-			if len(tokens) == 0 || !slices.IsSorted(tokens) {
-				t.Errorf("%v, %q: %v", level, resource, tokens)
-			}
-		}
-		if _, err := db.ExecContext(t.Context(), `DELETE FROM "public"."Fences"; UPDATE accounts SET fence = NULL`); err != nil {
-			t.Fatal(err)
-		}
-	}
-}
-
-func write(ctx context.Context, db *sql.DB, level sql.IsolationLevel, resource string, token uint64) error {
-	tx, err := db.BeginTx(ctx, &sql.TxOptions{Isolation: level})
-	if err != nil {
-		return err
-	}
-	defer tx.Rollback() //nolint:errcheck // after Commit it says that it was
-	if err := fence.Check(ctx, stores(tx)[resource], resource, token); err != nil {
-		return err
-	}
-	_, err = tx.ExecContext(ctx, "INSERT INTO writes (resource, token) VALUES ($1, $2)", fmt.Sprintf("%d %q", level, resource), int64(token))
-	if err != nil {
-		return err
-	}
-	return tx.Commit()
 }

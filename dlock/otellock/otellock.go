@@ -21,7 +21,7 @@
 // own cancellation are no errors of a span.
 //
 // Recording a Lock and an Unlock on five nodes takes about 20 µs and 16 kB, mostly in the SDK;
-// if the sampler drops them it takes 1 µs (BenchmarkHooks, BenchmarkFiveNodes). Use sampling if
+// if the sampler drops them it takes 1 µs (BenchmarkHooks). Use sampling if
 // your program takes thousands of locks a second.
 //
 // # Metrics
@@ -85,7 +85,7 @@ type Telemetry struct {
 	lost, failures metric.Int64Counter
 
 	mu     sync.RWMutex
-	series map[series][]metric.RecordOption // their attributes, cached because making them costs more than finding them
+	series map[series]metric.MeasurementOption // their attributes, cached because making them costs more than finding them
 }
 
 // A series identifies the attributes of a histogram.
@@ -93,7 +93,7 @@ type series struct{ class, operation, errorType string }
 
 // New returns a Telemetry. An error comes from the meter, about an instrument.
 func New(opts ...Option) (*Telemetry, error) {
-	t := &Telemetry{tracer: otel.GetTracerProvider().Tracer(scope), meter: otel.GetMeterProvider().Meter(scope), series: map[series][]metric.RecordOption{}}
+	t := &Telemetry{tracer: otel.GetTracerProvider().Tracer(scope), meter: otel.GetMeterProvider().Meter(scope), series: map[series]metric.MeasurementOption{}}
 	for _, o := range opts {
 		o(t)
 	}
@@ -165,14 +165,8 @@ func spanOf(ctx context.Context) trace.Span {
 	return trace.SpanFromContext(context.Background()) // a span without effect
 }
 
-var spanNames = map[string]string{"lock": "dlock.lock", "trylock": "dlock.trylock", "unlock": "dlock.unlock"}
-
 func (t *Telemetry) start(ctx context.Context, op, key string) context.Context {
-	name := spanNames[op]
-	if name == "" {
-		name = "dlock." + op
-	}
-	ctx, span := t.tracer.Start(ctx, name)
+	ctx, span := t.tracer.Start(ctx, "dlock."+op)
 	if span.IsRecording() {
 		span.SetAttributes(attribute.String("dlock.key", key))
 	}
@@ -194,9 +188,7 @@ func (t *Telemetry) attempt(ctx context.Context, e dlock.Event) {
 func (t *Telemetry) released(ctx context.Context, e dlock.Event) {
 	t.record(ctx, t.duration, e.Latency, e)
 	t.recordHold(ctx, e)
-	span := spanOf(ctx)
-	votes(span, e)
-	finish(span, e)
+	finish(spanOf(ctx), e)
 }
 
 func (t *Telemetry) renewed(ctx context.Context, e dlock.Event) {
@@ -212,7 +204,7 @@ func (t *Telemetry) renewed(ctx context.Context, e dlock.Event) {
 }
 
 func (t *Telemetry) leaseLost(ctx context.Context, e dlock.Event) {
-	t.lost.Add(ctx, 1, metric.WithAttributes(t.classOf(e.Key)...))
+	t.lost.Add(ctx, 1, t.attributes(series{}, e.Key))
 	t.recordHold(ctx, e)
 	_, span := t.tracer.Start(ctx, "dlock.lost", trace.WithAttributes(attribute.String("dlock.key", e.Key)))
 	finish(span, e)
@@ -224,17 +216,17 @@ func (t *Telemetry) record(ctx context.Context, h metric.Float64Histogram, d tim
 	if e.Err != nil {
 		of.errorType = errorType(e.Err)
 	}
-	h.Record(ctx, d.Seconds(), t.attributes(of, e.Key)...)
+	h.Record(ctx, d.Seconds(), t.attributes(of, e.Key))
 }
 
 func (t *Telemetry) recordHold(ctx context.Context, e dlock.Event) {
 	if e.Held > 0 { // once for each lease
-		t.hold.Record(ctx, e.Held.Seconds(), t.attributes(series{}, e.Key)...)
+		t.hold.Record(ctx, e.Held.Seconds(), t.attributes(series{}, e.Key))
 	}
 }
 
 // attributes returns the attributes of a series, with the class of a key.
-func (t *Telemetry) attributes(of series, key string) []metric.RecordOption {
+func (t *Telemetry) attributes(of series, key string) metric.MeasurementOption {
 	if t.class != nil {
 		of.class = t.class(key)
 	}
@@ -254,7 +246,7 @@ func (t *Telemetry) attributes(of series, key string) []metric.RecordOption {
 	if of.errorType != "" {
 		attrs = append(attrs, attribute.String("error.type", of.errorType))
 	}
-	made := []metric.RecordOption{metric.WithAttributeSet(attribute.NewSet(attrs...))}
+	made := metric.WithAttributeSet(attribute.NewSet(attrs...))
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.series[of] = made
@@ -268,13 +260,6 @@ func (t *Telemetry) count(ctx context.Context, e dlock.Event) {
 			t.failures.Add(ctx, 1, metric.WithAttributes(attribute.String("server.address", v.Node)))
 		}
 	}
-}
-
-func (t *Telemetry) classOf(key string) []attribute.KeyValue {
-	if t.class == nil {
-		return nil
-	}
-	return []attribute.KeyValue{attribute.String("dlock.key.class", t.class(key))}
 }
 
 // votes adds an event for each node of a quorum.

@@ -31,7 +31,6 @@ import (
 	"context"
 	"errors"
 	"sync"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -65,8 +64,6 @@ type Collector struct {
 
 	mu      sync.Mutex
 	clients []*dlock.Client
-
-	deadlines sync.Map // of held leases, by their keys and tokens
 }
 
 // stat is a metric that is read from a client's Stats.
@@ -176,41 +173,17 @@ func (c *Collector) Hooks() dlock.Hooks {
 			c.count(e)
 		case "lock", "trylock":
 			c.waited(e.Key).Observe(e.Waited.Seconds())
-			if e.Err == nil && !e.Deadline.IsZero() {
-				c.deadlines.Store(leaseID{e.Key, e.Fence}, e.Deadline)
-			}
 		case "renew":
-			c.renewed(e)
+			c.count(e)
+			if e.Err == nil {
+				c.margin.Observe(e.Left.Seconds())
+			}
 		case "lost", "unlock":
-			c.ended(e)
+			if e.Held > 0 { // once for each lease
+				c.held(e.Key).Observe(e.Held.Seconds())
+			}
 		}
 	}}
-}
-
-// leaseID tells leases apart.
-type leaseID struct {
-	key   string
-	fence uint64
-}
-
-func (c *Collector) renewed(e dlock.Event) {
-	c.count(e)
-	if e.Err != nil {
-		return
-	}
-	// The lease may have ended since: events arrive in order, but later.
-	id := leaseID{e.Key, e.Fence}
-	if before, held := c.deadlines.Load(id); held {
-		c.margin.Observe(max(0, time.Until(before.(time.Time)).Seconds()))
-		c.deadlines.CompareAndSwap(id, before, e.Deadline)
-	}
-}
-
-func (c *Collector) ended(e dlock.Event) {
-	c.deadlines.Delete(leaseID{e.Key, e.Fence})
-	if e.Held > 0 { // once for each lease
-		c.held(e.Key).Observe(e.Held.Seconds())
-	}
 }
 
 // count counts the nodes of a quorum that failed.

@@ -37,7 +37,7 @@ func QueueState(key string, fence uint64, entries []Entry) *driver.State {
 			s.Holders = append(s.Holders, e.Holder)
 			continue
 		case len(s.Queue) < maxQueue:
-			s.Queue = append(s.Queue, driver.Waiter{Owner: e.Owner, Since: e.Since, Address: e.Address})
+			s.Queue = append(s.Queue, driver.Holder{Owner: e.Owner, Since: e.Since, Address: e.Address})
 		}
 		s.Waiters++
 	}

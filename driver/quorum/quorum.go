@@ -232,5 +232,6 @@ const (
 	NoticeQuarantined  = "quarantined"   // a node does not vote for a while
 	NoticeBootstrapped = "bootstrapped"  // new servers vote at once
 	NoticeClockSkew    = "clock skew"    // a server's clock disagrees with its peers
+	NoticeEviction     = "eviction"      // a server may evict locks that are held
 	NoticeTerms        = "other terms"   // a node holds its clients to other terms than this one's options
 )

@@ -53,7 +53,7 @@ func (b *Backend) Lookup(ctx context.Context, key string) (s *driver.State, err 
 				break
 			}
 			if from = w.seq + 1; w.Owner != "" {
-				s.Queue = append(s.Queue, driver.Waiter{Owner: w.Owner, Since: w.at})
+				s.Queue = append(s.Queue, driver.Holder{Owner: w.Owner, Since: w.at})
 			}
 		}
 		if s.Waiters = len(s.Queue); s.Waiters == mostQueue {

@@ -264,7 +264,7 @@ func (b *Backend) Close() error {
 }
 
 // noticeInClear is the kind of a notice that a password may be sent without encryption.
-const noticeInClear driver.NoticeKind = "password in clear"
+const noticeInClear string = "password in clear"
 
 func (b *Backend) report(e driver.Notice) {
 	if b.opt.Notify != nil {

@@ -109,7 +109,7 @@ func (b *Backend) Lookup(ctx context.Context, key string) (*driver.State, error)
 			}
 			st.Waiters++
 			if len(st.Queue) < 100 {
-				st.Queue = append(st.Queue, driver.Waiter{Owner: r.Owner, Since: r.Since, Address: r.Address})
+				st.Queue = append(st.Queue, driver.Holder{Owner: r.Owner, Since: r.Since, Address: r.Address})
 			}
 		}
 		return nil

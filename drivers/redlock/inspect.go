@@ -202,7 +202,7 @@ func (b *Backend) List(ctx context.Context, prefix string, yield func(*driver.St
 			}
 		}
 		s := b.merge(key, nodes)
-		if (len(s.Holders) > 0 || s.Verdict() == driver.VerdictSplit) && !yield(s) {
+		if (len(s.Holders) > 0 || s.Verdict() == "split") && !yield(s) {
 			return nil
 		}
 	}

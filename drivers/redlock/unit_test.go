@@ -336,7 +336,7 @@ func TestANodeThatTimesOutIsSkippedAndRestored(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		servers, nodes := simNodes(make([]network, 3)...)
 		var mu sync.Mutex
-		var notices []driver.NoticeKind
+		var notices []string
 		b, err := New(nodes, &Options{Guard: -1, Notify: func(e driver.Notice) {
 			mu.Lock()
 			defer mu.Unlock()

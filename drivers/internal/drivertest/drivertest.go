@@ -236,7 +236,7 @@ func (l *NoticeLog) Add(n driver.Notice) {
 func (l *NoticeLog) All() []driver.Notice { return l.Of("", "") }
 
 // Of returns the notices so far of this kind, or of any if it is empty, whose Detail contains says.
-func (l *NoticeLog) Of(kind driver.NoticeKind, says string) (found []driver.Notice) {
+func (l *NoticeLog) Of(kind string, says string) (found []driver.Notice) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, n := range l.all {

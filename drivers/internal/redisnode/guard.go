@@ -120,7 +120,7 @@ func (p *process) serve(q *quorum.Info) *guarded {
 // evicts warns once of a server that evicts keys, if no guard refuses it.
 func (g *guard) evicts(policy string) {
 	g.warned.Do(func() {
-		g.cfg.Notify(driver.Notice{Kind: driver.NoticeEviction, Node: g.cfg.Addr, Detail: "maxmemory-policy is " + policy + ": the server may evict locks that are held, and give them to others; set noeviction"})
+		g.cfg.Notify(driver.Notice{Kind: quorum.NoticeEviction, Node: g.cfg.Addr, Detail: "maxmemory-policy is " + policy + ": the server may evict locks that are held, and give them to others; set noeviction"})
 	})
 }
 

@@ -594,7 +594,7 @@ func TestAServerThatIsMadeToEvictVotesNoLonger(t *testing.T) {
 		n, _ := newGuarded(t, &wire{admin: func() *redis.Client { return c }, before: func([]*Call) *redis.Client { return c }}, func(c *Config) {
 			c.Guard = 200 * time.Millisecond
 			c.Notify = func(e driver.Notice) {
-				if e.Kind == driver.NoticeEviction && strings.Contains(e.Detail, "volatile-lru") {
+				if e.Kind == quorum.NoticeEviction && strings.Contains(e.Detail, "volatile-lru") {
 					evictions.Add(1)
 				}
 			}
@@ -642,7 +642,7 @@ func TestALoneInstanceOnAServerThatEvictsIsWarned(t *testing.T) {
 			n, _ := newGuarded(t, &wire{admin: func() *redis.Client { return at }, before: func([]*Call) *redis.Client { return at }}, func(c *Config) {
 				c.Guard, c.Bootstrap = 0, false
 				c.Notify = func(e driver.Notice) {
-					if e.Kind == driver.NoticeEviction {
+					if e.Kind == quorum.NoticeEviction {
 						evictions.Add(1)
 					}
 				}

@@ -116,7 +116,7 @@ func (f *router) review(p *process, g *guarded, q *quorum.Info) {
 		}
 		g.ready.Store(false)
 		why := f.guard.refusal(string(refusal))
-		f.guard.cfg.Notify(driver.Notice{Kind: driver.NoticeEviction, Node: f.guard.cfg.Addr, Err: why, Detail: "it does not vote any longer: " + why.Error()})
+		f.guard.cfg.Notify(driver.Notice{Kind: quorum.NoticeEviction, Node: f.guard.cfg.Addr, Err: why, Detail: "it does not vote any longer: " + why.Error()})
 	})
 }
 

@@ -66,18 +66,18 @@ func stateOf(key, value string, pttl, counter, waiters int64) *driver.State {
 }
 
 // queue reads the waiters, without those that only listen, which have no place.
-func queue(reply []any) []driver.Waiter {
+func queue(reply []any) []driver.Holder {
 	if len(reply) < 6 {
 		return nil
 	}
 	pairs, _ := reply[5].([]any)
-	var all []driver.Waiter
+	var all []driver.Holder
 	for i := 0; i+1 < len(pairs); i += 2 {
 		place, _ := pairs[i].(string)
 		score, _ := pairs[i+1].(string)
 		if us, err := strconv.ParseFloat(score, 64); err == nil && us > 0 && us <= driver.MaxFence && !strings.HasPrefix(place, "listen.") {
 			name, _, _ := strings.Cut(place, ".")
-			all = append(all, driver.Waiter{Owner: name, Since: time.UnixMicro(int64(us))})
+			all = append(all, driver.Holder{Owner: name, Since: time.UnixMicro(int64(us))})
 		}
 	}
 	return all

@@ -544,6 +544,6 @@ func (q *waitQueue) refuses(err error) bool {
 	return true
 }
 
-func (n *Node) notify(kind driver.NoticeKind, err error, detail string) {
+func (n *Node) notify(kind string, err error, detail string) {
 	n.cfg.Notify(driver.Notice{Kind: kind, Node: n.cfg.Addr, Err: err, Detail: detail})
 }
