@@ -27,8 +27,6 @@ func request(key string, change ...func(*driver.Request)) *driver.Request {
 	return r
 }
 
-func shared(r *driver.Request) { r.Mode = driver.Shared }
-
 func acquire(t *testing.T, b *Backend, r *driver.Request) driver.Lease {
 	t.Helper()
 	l, err := b.Acquire(t.Context(), r)

@@ -146,7 +146,7 @@ func (b *Backend) find(ctx context.Context, nc *nats.Conn) (*bucket, error) {
 	}
 	k := &bucket{nc: nc, js: js, s: s, root: b.opt.Bucket + "." + info.Config.Metadata[metaEpoch] + ".", base: uint64(info.Created.UnixMicro()), seen: sent, clock: b.clock}
 	k.ahead, _ = base.ClockOffset(info.TimeStamp, sent)
-	k.ahead -= b.clock().Sub(time.Now())
+	k.ahead -= time.Until(b.clock())
 	return k, nil
 }
 

@@ -94,7 +94,7 @@ func (b *Backend) isSlow(k *hotKey, over bool) bool {
 func (b *Backend) wait(call *base.Call, l *lease, seen *driver.HeldError) error {
 	k := b.heat(l, nil, 1)
 	defer b.heat(l, nil, -1)
-	err := error(driver.ErrHeld)
+	err := driver.ErrHeld
 	select {
 	case k.turn <- struct{}{}:
 		defer func() { <-k.turn }()
