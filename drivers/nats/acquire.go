@@ -66,8 +66,10 @@ func (l *lease) attempt(ctx context.Context, w *waiter) error {
 		return fmt.Errorf("the bucket %s was deleted and made anew", strconv.Quote(l.b.opt.Bucket))
 	}
 	l.k = k
-	expected := l.b.guess(l.lock)
-	if w != nil {
+	var expected uint64
+	if w == nil {
+		expected, l.asked = l.b.guess(k, l.lock)
+	} else {
 		expected, err = l.look(ctx, w)
 	}
 	for err == nil {
@@ -87,7 +89,9 @@ func (l *lease) take(ctx context.Context, expected uint64) error {
 	case err == nil:
 		l.granted(seq, start)
 	case !noEffect(err): // it may have taken effect, or may yet
-		l.b.calls.Undo(start.Add(2*l.ttl), func(call *base.Call) error { return l.undo(call, expected) })
+		tried := &lease{b: l.b, k: l.k, lock: l.lock, owner: l.owner}
+		l.b.calls.Undo(start.Add(2*l.ttl), func(call *base.Call) error { return tried.undo(call, expected) })
+		l.owner += "/again" // so that it leaves the next attempt alone
 	}
 	return err
 }
@@ -99,7 +103,7 @@ func (l *lease) undo(ctx context.Context, expected uint64) error {
 		if l.gone(ctx) {
 			return nil
 		}
-		r, err := l.b.last(ctx, l.k, l.lock)
+		r, err := l.b.agreed(ctx, l.k, l.lock)
 		if err != nil {
 			return err
 		}
@@ -194,14 +198,21 @@ func (l *lease) wait(call *base.Call, last error) error {
 	}
 	defer func() {
 		_ = news.Unsubscribe() // the connection may have ended
-		b.calls.Undo(time.Now().Add(entryTTL), func(call *base.Call) error { return b.purge(call, k, place) })
+		b.calls.Undo(time.Now().Add(entryTTL), func(call *base.Call) error {
+			err := b.purge(call, k, place)
+			if err == nil && l.place == "" { // it got no lock
+				err = b.passOn(call, k, l.lock, w.id)
+			}
+			return err
+		})
 	}()
+	look := time.Now()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for pause, queued := firstLook, false; ; {
 		select {
 		case d := <-w.check:
-			timer.Reset(d)
+			timer.Reset(min(d, time.Until(look))) // news may come all the time
 			continue
 		case <-call.Done():
 			return errors.Join(call.Over(), last)
@@ -226,8 +237,26 @@ func (l *lease) wait(call *base.Call, last error) error {
 		if pause = min(2*pause, seldomLook); held != nil && held.ReservedForWaiter {
 			next = held.RetryAfter
 		}
-		timer.Reset(next + rand.N(next/8+time.Millisecond))
+		next += rand.N(next/8 + time.Millisecond)
+		look = time.Now().Add(next)
+		timer.Reset(next)
 	}
+}
+
+// passOn frees a lock that is kept for a waiter that left: for the next one.
+func (b *Backend) passOn(ctx context.Context, k *bucket, lock, id string) error {
+	r, err := b.last(ctx, k, lock)
+	if err != nil || r.Owner != "" || r.Next != id {
+		return err
+	}
+	next, _, err := b.first(ctx, k, lock, 1)
+	if err == nil {
+		_, err = b.put(ctx, k, k.subject("k", lock), r.seq, markerTTL, record{Next: next})
+	}
+	if errors.Is(err, errConflict) {
+		return nil
+	}
+	return err
 }
 
 // queue takes a place in the queue, unless it is there.

@@ -41,8 +41,8 @@
 //
 // Waiters of all clients are served in the order in which they came. A holder that knows of waiters
 // names the first of them when it frees the lock, which keeps the lock for that one for half a
-// second; if it does not come, its process is taken for dead and leaves the queue. While nothing
-// happens a waiter looks every 15 s, with two requests.
+// second; if it does not come, its process is taken for dead and leaves the queue. A waiter looks
+// every 15 s, with two requests, and if it left the queue though it lives, it takes a place again.
 //
 // # Tokens
 //
@@ -54,7 +54,8 @@
 // # Requests
 //
 // A lock that this client freed last takes one request, and its release another. A lock of another
-// client takes two more, to see its last message.
+// client takes two more, to see its last message. A release asks for waiters first, with one request,
+// if it heard of one, and after a second without asking: it may have missed one.
 //
 // # Parameters
 //

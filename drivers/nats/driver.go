@@ -127,7 +127,7 @@ type Backend struct {
 	opening *opening
 	queues  *nats.Subscription // news of all waiters
 	held    map[string]*lease  // by the name of the lock
-	freed   map[string]uint64  // the number of the message that freed the lock, by its name
+	freed   map[string]freed   // by the subject of the lock
 }
 
 var (
@@ -136,9 +136,8 @@ var (
 	_ driver.Admin     = (*Backend)(nil)
 )
 
-// New returns a backend that uses the application's connection, which it never closes. A
-// connection that keeps requests while it is disconnected (nats.ReconnectBufSize) may deliver an
-// attempt late; what it takes is given back.
+// New returns a backend that uses the application's connection, which it never closes. While that
+// is disconnected the backend sends nothing to store.
 func New(nc *nats.Conn, o *Options) (*Backend, error) {
 	if nc == nil {
 		return nil, driver.Invalid("connection", "is nil")
@@ -176,7 +175,7 @@ func newBackend(o *Options) (*Backend, error) {
 	case opt.Replicas < 0 || opt.Replicas > 5:
 		return nil, driver.Invalid("replicas", "must be 1 to 5")
 	}
-	b := &Backend{opt: opt, clock: time.Now, id: nuid.Next(), held: map[string]*lease{}, freed: map[string]uint64{},
+	b := &Backend{opt: opt, clock: time.Now, id: nuid.Next(), held: map[string]*lease{}, freed: map[string]freed{},
 		about: driver.Info{
 			Name:     "nats",
 			Features: driver.FeatureFencing | driver.FeatureQueueing | driver.FeatureOrdered,

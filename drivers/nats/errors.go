@@ -51,7 +51,7 @@ func (b *Backend) explain(err error) error {
 	errors.As(err, &api)
 	said := b.complaint.Load()
 	switch {
-	case said != nil && errors.Is(*said, nats.ErrPermissionViolation):
+	case api == nil && said != nil && errors.Is(*said, nats.ErrPermissionViolation):
 		err = *said
 		return refused(0, "the user lacks a permission: see the package's documentation")
 	case errors.Is(err, nats.ErrAuthorization), errors.Is(err, nats.ErrAuthExpired), errors.Is(err, nats.ErrAccountAuthExpired):

@@ -21,6 +21,17 @@ type lease struct {
 	since       time.Time
 	contended   atomic.Bool // others may wait
 	place       string      // that it had in the queue, which may still be there
+	asked       time.Time   // when the last one of a row of leases asked for waiters
+}
+
+// askAgain is how long a client that takes a lock again and again relies on hearing of waiters: it
+// may have missed one while it had no lock, or no connection.
+const askAgain = time.Second
+
+// A freed lock is one that this backend freed last.
+type freed struct {
+	seq   uint64 // of the message
+	asked time.Time
 }
 
 // granted notes that the lock was taken by this message.
@@ -29,7 +40,7 @@ func (l *lease) granted(seq uint64, start time.Time) {
 	l.grant = driver.Grant{Fence: l.k.base + seq, Expires: driver.Expires(start, l.ttl), Clock: l.since}
 	l.b.mu.Lock()
 	l.b.held[l.lock] = l
-	delete(l.b.freed, l.lock)
+	delete(l.b.freed, l.k.subject("k", l.lock))
 	l.b.mu.Unlock()
 }
 
@@ -45,7 +56,7 @@ func (l *lease) ended(seq uint64) {
 		if len(l.b.freed) >= mostFreed {
 			clear(l.b.freed)
 		}
-		l.b.freed[l.lock] = seq
+		l.b.freed[l.k.subject("k", l.lock)] = freed{seq, l.asked}
 	}
 }
 
@@ -53,11 +64,15 @@ func (l *lease) ended(seq uint64) {
 // without looking.
 const mostFreed = 10000
 
-// guess returns the likely number of a lock's last message, if the lock is free.
-func (b *Backend) guess(lock string) uint64 {
+// guess returns the likely number of a lock's last message, if the lock is free, and when waiters
+// were asked for.
+func (b *Backend) guess(k *bucket, lock string) (seq uint64, asked time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.freed[lock]
+	if f, ok := b.freed[k.subject("k", lock)]; ok {
+		return f.seq, f.asked
+	}
+	return 0, time.Now()
 }
 
 // change replaces the message that has the lock, if this lease still has it.
@@ -109,7 +124,8 @@ func (l *lease) renew(call *base.Call, r *driver.Renewal) (driver.Grant, error) 
 // release frees the lock, and keeps it for the first waiter for a moment if there is one.
 func (l *lease) release(call *base.Call) error {
 	var free record
-	if l.contended.Load() {
+	if l.contended.Load() || time.Since(l.asked) > askAgain {
+		l.asked = time.Now()
 		next, seq, err := l.b.first(call, l.k, l.lock, 1)
 		if err == nil && next != "" && next == l.place {
 			next, _, err = l.b.first(call, l.k, l.lock, seq+1)

@@ -77,7 +77,8 @@ func parse(header nats.Header, data []byte) record {
 		return r
 	}
 	free := header.Get(headerOp) != ""
-	if len(data) > maxMessage || json.Unmarshal(data, &r) != nil || !free && r.Owner == "" {
+	if len(data) > maxMessage || json.Unmarshal(data, &r) != nil || !free && r.Owner == "" ||
+		r.Token > driver.MaxFence || r.Since < 0 || r.Since > driver.MaxFence {
 		r = record{Owner: "unknown"}
 	}
 	if free {
@@ -134,6 +135,9 @@ func (b *Backend) put(ctx context.Context, k *bucket, subject string, expected u
 	var err error
 	if m.Data, err = json.Marshal(&r); err != nil {
 		return 0, err
+	}
+	if !k.nc.IsConnected() { // it would keep the message, until nobody can undo what it does
+		return 0, b.explain(nats.ErrReconnectBufExceeded)
 	}
 	b.complaint.Store(nil)
 	ack, err := k.js.PublishMsg(ctx, m, jetstream.WithRetryAttempts(0))

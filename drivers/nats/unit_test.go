@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/nats-io/nats.go"
+
+	"github.com/redlock-go/redlock/driver"
 )
 
 // FuzzStored reads keys and what is stored: a name is one token that gives its key back, and no
@@ -13,6 +15,7 @@ import (
 func FuzzStored(f *testing.F) {
 	f.Add("a key", "MaxAge", "", "1s", []byte(`{"owner":"a/b","token":7}`))
 	f.Add("*.>\x00\xff", "", "DEL", "-1s", []byte(`{"next":"b"}`))
+	f.Add("late", "", "", "", []byte(`{"owner":"a","since_us":9223372036854775807}`))
 	f.Add("..", "", "", "99999h", []byte(`{"owner":1}`))
 	f.Fuzz(func(t *testing.T, key, marker, op, ttl string, data []byte) {
 		n := name(key)
@@ -20,7 +23,8 @@ func FuzzStored(f *testing.F) {
 			t.Errorf("the name of %q is %q", key, n)
 		}
 		r := parse(nats.Header{headerMarker: {marker}, headerOp: {op}, headerTTL: {ttl}}, data)
-		if free := marker != "" || op != ""; free != (r.Owner == "") || len(r.Owner) > maxMessage || r.ttl < 0 || r.ttl > 2*maxTTL {
+		if free := marker != "" || op != ""; free != (r.Owner == "") || len(r.Owner) > maxMessage || r.ttl < 0 || r.ttl > 2*maxTTL ||
+			r.Token > driver.MaxFence || r.since().Year() > 9999 {
 			t.Errorf("%q: %+v", data, r)
 		}
 	})

@@ -1,0 +1,204 @@
+package nats_test
+
+import (
+	"bytes"
+	"context"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	client "github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/internal/drivertest"
+	"github.com/redlock-go/redlock/drivers/nats"
+	"github.com/redlock-go/redlock/redlocktest/fault"
+	"github.com/redlock-go/redlock/redlocktest/server"
+)
+
+// A client that freed a lock in a bucket before takes nobody's lock in the bucket that was made anew,
+// though the numbers of its messages begin again.
+func TestAFreedLockOfAnotherBucket(t *testing.T) {
+	g := server.NATS(t, 1)
+	a, b := open(t, urlOf(g.Addrs())), open(t, urlOf(g.Addrs()))
+	for range 2 {
+		drivertest.Release(t, drivertest.Grant(t, a, drivertest.NewRequest("k", time.Minute)))
+	}
+	must(t, jetStream(g, func(ctx context.Context, js jetstream.JetStream) error { return js.DeleteStream(ctx, "KV_dlock") }))
+	for _, key := range []string{"x", "y", "z", "k"} {
+		drivertest.Grant(t, b, drivertest.NewRequest(key, time.Minute))
+	}
+	if _, err := drivertest.Acquire(t, a, drivertest.NewRequest("k", time.Minute)); drivertest.Verdict(err) != "held" {
+		t.Errorf("a lock that another has: %v", err)
+	}
+}
+
+// What undoes an attempt of a waiter leaves a later attempt of it alone.
+func TestUndoingAnAttemptOfAWaiter(t *testing.T) {
+	g := server.NATS(t, 1)
+	holder := open(t, urlOf(g.Addrs()))
+	held := drivertest.Grant(t, holder, drivertest.NewRequest("k", time.Minute))
+	p := fault.NewProxy(t, g.Addrs()[0])
+	b := open(t, urlOf([]string{p.Addr()}))
+	proceed := b.HoldUndo()
+	granted := drivertest.Waiter(t, b, drivertest.NewRequest("k", time.Minute))
+	drivertest.AwaitWaiters(t, holder, "k", 1)
+	var lost atomic.Bool
+	p.Judge(fault.ToServer, func(_ int64, chunk []byte) (int, fault.Action) {
+		if bytes.Contains(chunk, []byte(`{"owner":`)) && lost.CompareAndSwap(false, true) {
+			return 0, fault.Cut
+		}
+		return len(chunk), fault.Pass
+	})
+	drivertest.Release(t, held)
+	l := <-granted
+	if !lost.Load() {
+		t.Fatal("no request was lost")
+	}
+	close(proceed)
+	must(t, b.Close()) // waits for the undoing
+	s, err := holder.Lookup(t.Context(), "k")
+	must(t, err)
+	if len(s.Holders) != 1 || s.Holders[0].Fence != l.Grant().Fence {
+		t.Errorf("the lease with token %d lost its lock: %+v", l.Grant().Fence, s)
+	}
+}
+
+// A waiter whose place was removed, though it lives, gets a place again, while the lock is renewed.
+func TestARemovedWaiterComesAgain(t *testing.T) {
+	server.Deep(t)
+	g := server.NATS(t, 1)
+	a, b := open(t, urlOf(g.Addrs())), open(t, urlOf(g.Addrs()))
+	l := drivertest.Grant(t, a, drivertest.NewRequest("k", time.Minute))
+	granted := drivertest.Waiter(t, b, drivertest.NewRequest("k", time.Minute))
+	drivertest.AwaitWaiters(t, a, "k", 1)
+	must(t, jetStream(g, func(ctx context.Context, js jetstream.JetStream) error {
+		s, err := js.Stream(ctx, "KV_dlock")
+		if err != nil {
+			return err
+		}
+		return s.Purge(ctx, jetstream.WithPurgeSubject("$KV.dlock.*.w.>"))
+	}))
+	for from := time.Now(); ; {
+		drivertest.Renew(t, l, time.Minute)
+		s, err := a.Lookup(t.Context(), "k")
+		must(t, err)
+		if s.Waiters == 1 {
+			break
+		}
+		if time.Since(from) > time.Minute {
+			t.Fatal("it has no place")
+		}
+		time.Sleep(200 * time.Millisecond)
+	}
+	drivertest.Release(t, l)
+	drivertest.Release(t, <-granted)
+}
+
+// A client that takes a lock again and again gives it to a waiter of which it heard while it had no
+// lock.
+func TestAWaiterAmongManyGrants(t *testing.T) {
+	g := server.NATS(t, 1)
+	p := fault.NewProxy(t, g.Addrs()[0])
+	p.RTT(20 * time.Millisecond)
+	a, b := open(t, urlOf(g.Addrs())), open(t, urlOf([]string{p.Addr()}))
+	drivertest.Release(t, drivertest.Grant(t, b, drivertest.NewRequest("k", time.Minute)))
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			if l, err := a.Acquire(context.Background(), drivertest.NewRequest("k", time.Minute)); err == nil {
+				_ = l.Release(context.Background())
+			}
+		}
+	}()
+	for range 3 {
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		req := drivertest.NewRequest("k", time.Minute)
+		req.Wait = true
+		l, err := b.Acquire(ctx, req)
+		cancel()
+		if err != nil {
+			t.Errorf("a waiter starved: %v", err)
+			break
+		}
+		drivertest.Release(t, l)
+	}
+	close(stop)
+	<-stopped
+}
+
+// A lock that is kept for a waiter that has left goes on to the next one at once.
+func TestTheNamedWaiterLeft(t *testing.T) {
+	g := server.NATS(t, 1)
+	p := fault.NewProxy(t, g.Addrs()[0])
+	a, b, c := open(t, urlOf(g.Addrs())), open(t, urlOf([]string{p.Addr()})), open(t, urlOf(g.Addrs()))
+	const rounds = 6
+	slow := 0
+	for range rounds {
+		l := drivertest.Grant(t, a, drivertest.NewRequest("k", time.Minute))
+		ctx, leave := context.WithCancel(t.Context())
+		req := drivertest.NewRequest("k", time.Minute)
+		req.Wait = true
+		left := make(chan driver.Lease, 1)
+		go func() {
+			l, _ := b.Acquire(ctx, req) //nolint:errcheck // nil
+			left <- l
+		}()
+		drivertest.AwaitWaiters(t, a, "k", 1)
+		granted := drivertest.Waiter(t, c, drivertest.NewRequest("k", time.Minute))
+		drivertest.AwaitWaiters(t, a, "k", 2)
+		p.Pause() // it does not hear that it has the lock
+		from := time.Now()
+		drivertest.Release(t, l)
+		leave()
+		if <-left != nil {
+			t.Error("it got the lock")
+		}
+		p.Resume()
+		drivertest.Release(t, <-granted)
+		if time.Since(from) > 400*time.Millisecond {
+			slow++
+		}
+	}
+	if slow > rounds/2 {
+		t.Errorf("%d of %d handoffs took half a second", slow, rounds)
+	}
+}
+
+// An application's connection, which keeps what it is given while there is no server, takes no lock
+// for an attempt that failed long ago.
+func TestAttemptsWithoutAConnection(t *testing.T) {
+	if testing.Short() {
+		t.Skip(long)
+	}
+	g := server.NATS(t, 1)
+	nc, err := client.Connect("nats://"+g.Addrs()[0], client.MaxReconnects(-1), client.ReconnectWait(50*time.Millisecond))
+	must(t, err)
+	defer nc.Close()
+	b, err := nats.New(nc, nil)
+	must(t, err)
+	defer b.Close() //nolint:errcheck // of a test
+	drivertest.Release(t, drivertest.Grant(t, b, drivertest.NewRequest("k", time.Second)))
+	must(t, g.Kill())
+	for nc.IsConnected() {
+		time.Sleep(time.Millisecond)
+	}
+	if _, err := b.Acquire(t.Context(), drivertest.NewRequest("k", time.Second)); drivertest.Verdict(err) != "unknown" {
+		t.Errorf("without a server: %v", err)
+	}
+	time.Sleep(4 * time.Second) // nothing undoes it any more
+	must(t, g.Start())
+	watch := open(t, urlOf(g.Addrs()))
+	for from := time.Now(); time.Since(from) < time.Second; {
+		if s, err := watch.Lookup(t.Context(), "k"); err == nil && len(s.Holders) > 0 {
+			t.Fatalf("a lock of nobody: %+v", s.Holders)
+		}
+	}
+}
