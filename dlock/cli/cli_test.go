@@ -288,7 +288,28 @@ func (w *world) run(args ...string) (code int, stdout, stderr string) {
 	if len(args) >= at && !slices.Contains(args, "--url") {
 		args = slices.Insert(slices.Clone(args), at, "--url", w.url)
 	}
-	return inside(w.t, nil, args...)
+	return outside(w.t, nil, args...)
+}
+
+// outside is inside in a process of its own if args may start a command: a loss, or a guard that
+// fails, kills all children of the process, and those of the test are its servers.
+func outside(t *testing.T, env []string, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	if !slices.Contains(args, "--") {
+		return inside(t, env, args...)
+	}
+	var out, errs buffer
+	cmd := exec.Command(os.Args[0], args...)
+	cmd.Env, cmd.Stdout, cmd.Stderr = append(os.Environ(), env...), &out, &errs
+	cmd.Env = slices.DeleteFunc(cmd.Env, func(e string) bool {
+		name, _, _ := strings.Cut(e, "=")
+		return slices.Contains(env, name) // without a value: taken out
+	})
+	var exit *exec.ExitError
+	if err := cmd.Run(); err != nil && !errors.As(err, &exit) {
+		t.Fatal(err)
+	}
+	return cmd.ProcessState.ExitCode(), out.String(), errs.String()
 }
 
 // inside runs dlock in this process, with more environment, of which "NAME" alone is taken out.

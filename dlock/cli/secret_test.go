@@ -66,7 +66,11 @@ func TestNoPasswordIsEverWritten(t *testing.T) {
 	n := 0
 	try := func(env []string, args ...string) {
 		t.Helper()
-		code, stdout, stderr := inside(t, env, args...)
+		run := inside
+		if strings.Contains(fmt.Sprint(env, args), "file:") {
+			run = outside // it may get the lock
+		}
+		code, stdout, stderr := run(t, env, args...)
 		if strings.Contains(stdout+stderr, canary) {
 			t.Errorf("%q %q (exit code %d) writes the password: %s%s", env, args, code, stdout, stderr)
 		}

@@ -90,7 +90,7 @@ func TestTextOfServersDoesNotDisturbTheTerminal(t *testing.T) {
 			{"unlock", "k" + evil, "--token", "5"}, {"doctor"}, {"doctor", "--json"}, {"bootstrap"}, {"bootstrap", "--dry-run"}, {"walk" + evil},
 			{"run", "--wait", "0", "k" + evil, "--", "no" + evil}, {"__complete", "status", ""},
 		} {
-			_, stdout, stderr := inside(t, nil, append([]string{args[0], "--url", url}, args[1:]...)...)
+			_, stdout, stderr := outside(t, nil, append([]string{args[0], "--url", url}, args[1:]...)...)
 			if args[0] == "__complete" {
 				_, stdout, stderr = w.run("__complete", "status", "--url", url, "")
 				stdout = strings.ReplaceAll(stdout, "\t", "") // of the protocol with the shell

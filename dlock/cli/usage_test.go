@@ -24,7 +24,7 @@ type use struct {
 	stdout, stderr string // the output has this; empty: there is none
 }
 
-// try runs the command lines, in this process. Errors are one line.
+// try runs the command lines. Errors are one line.
 func try(t *testing.T, env []string, dir string, uses []use) {
 	t.Helper()
 	name := strings.NewReplacer("DIR", dir, "NOBODY", "127.0.0.1:1")
@@ -37,7 +37,11 @@ func try(t *testing.T, env []string, dir string, uses []use) {
 		if one {
 			args = append(args, last)
 		}
-		code, stdout, stderr := inside(t, env, args...)
+		run := outside
+		if u.code == exitUsage {
+			run = inside // it starts nothing
+		}
+		code, stdout, stderr := run(t, env, args...)
 		if code != u.code || !has(stdout, name.Replace(u.stdout)) || !has(stderr, name.Replace(u.stderr)) || strings.Count(stderr, "\n") > 1 {
 			t.Errorf("%q dlock %q: exit code %d, want %d; stdout %q, want %q; stderr %q, want %q", env, args, code, u.code, stdout, u.stdout, stderr, u.stderr)
 		}
@@ -238,7 +242,7 @@ func TestTheURLIsTheFlagsOrTheEnvironmentsOrTheFiles(t *testing.T) {
 		"postgres://u:" + canary + "@NOBODY/db?password=" + canary:                        "locks on ",
 	} {
 		name := strings.NewReplacer("DIR", dir, "NOBODY", "127.0.0.1:1")
-		_, _, stderr := inside(t, []string{envURL + "=" + name.Replace(url)}, "run", "--verbose", "--wait", "0", "k", "--", "true")
+		_, _, stderr := outside(t, []string{envURL + "=" + name.Replace(url)}, "run", "--verbose", "--wait", "0", "k", "--", "true")
 		if !strings.HasPrefix(stderr, "dlock: "+name.Replace(says)) || strings.Contains(stderr, canary) {
 			t.Errorf("%s: stderr is %q, want %q", url, stderr, says)
 		}
