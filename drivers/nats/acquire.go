@@ -159,7 +159,7 @@ func (b *Backend) skip(k *bucket, lock, id string) {
 		return
 	}
 	subjects := k.subject("w", lock) + "." + process + ".>"
-	if process == b.id {
+	if process == b.id || process == id { // this process lives; another program's has one name
 		subjects = k.subject("w", lock) + "." + id
 	}
 	b.calls.Undo(time.Now().Add(entryTTL), func(call *base.Call) error { return b.purge(call, k, subjects) })

@@ -28,14 +28,13 @@ const (
 
 // A bucket is what a backend knows of its bucket.
 type bucket struct {
-	nc    *nats.Conn
-	js    jetstream.JetStream
-	s     jetstream.Stream
-	root  string // of the subjects, before "$KV." or "$DLOCK."
-	base  uint64 // of the tokens: when the bucket was made, in microseconds
-	ahead time.Duration
-	clock func() time.Time
-	seen  time.Time
+	nc   *nats.Conn
+	js   jetstream.JetStream
+	s    jetstream.Stream
+	root string // of the subjects, before "$KV." or "$DLOCK."
+	base uint64 // of the tokens: when the bucket was made, in microseconds
+	seen time.Time
+	at   time.Time // the server's clock when it was seen
 }
 
 // How long markers of ended locks are kept, and how long what is known of the bucket holds.
@@ -144,9 +143,9 @@ func (b *Backend) find(ctx context.Context, nc *nats.Conn) (*bucket, error) {
 	if err := check(&info.Config); err != nil {
 		return nil, err
 	}
-	k := &bucket{nc: nc, js: js, s: s, root: b.opt.Bucket + "." + info.Config.Metadata[metaEpoch] + ".", base: uint64(info.Created.UnixMicro()), seen: sent, clock: b.clock}
-	k.ahead, _ = base.ClockOffset(info.TimeStamp, sent)
-	k.ahead -= time.Until(b.clock())
+	k := &bucket{nc: nc, js: js, s: s, root: b.opt.Bucket + "." + info.Config.Metadata[metaEpoch] + ".", base: uint64(info.Created.UnixMicro()), seen: sent}
+	ahead, _ := base.ClockOffset(info.TimeStamp, sent)
+	k.at = sent.Round(0).Add(ahead)
 	return k, nil
 }
 
@@ -209,8 +208,8 @@ func (k *bucket) subject(kind, rest string) string { return "$KV." + k.root + ki
 // news returns the subject on which the server tells what it has stored under a subject.
 func (k *bucket) news(kind, rest string) string { return "$DLOCK." + k.root + kind + "." + rest }
 
-// now is the server's clock.
-func (k *bucket) now() time.Time { return k.clock().Add(k.ahead) }
+// now is the server's clock. It needs no wall clock of this machine, which may leap.
+func (k *bucket) now() time.Time { return k.at.Add(time.Since(k.seen)) }
 
 // name returns a key as one token of a subject, percent-encoded: at most 1536 bytes.
 func name(key string) string { return strings.ReplaceAll(url.QueryEscape(key), ".", "%2E") }

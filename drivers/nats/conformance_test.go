@@ -139,13 +139,6 @@ func TestConformance(t *testing.T) {
 	h.Process = func() (*redlocktest.Client, error) { return redlocktest.StartClient(h.URL + "?prefix=" + cfg.Prefix) }
 	h.Prefix, h.Secret, h.Notices = cfg.Prefix, secret, notices.All
 	h.Skip, h.Short = skip, !*whole
-	h.OpenWithClock = func(ahead time.Duration) (driver.Backend, error) {
-		b, err := h.Open()
-		if err == nil {
-			fault.Unwrap(b).(*nats.Backend).SetClock(ahead)
-		}
-		return b, err
-	}
 	h.FutureLayout = func() (func() error, error) { return changeLayout(g) }
 	h.Only = *only
 	redlocktest.Run(t, h)

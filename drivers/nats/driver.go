@@ -114,7 +114,6 @@ type Backend struct {
 	about     driver.Info
 	address   string
 	dial      func() (*nats.Conn, error) // nil: the caller's own connection
-	clock     func() time.Time           // time.Now; tests replace it
 	id        string                     // of this backend, in the names of its waiters
 	number    atomic.Uint64              // of the next waiter
 	complaint atomic.Pointer[error]      // what the server said last beside its answers
@@ -175,7 +174,7 @@ func newBackend(o *Options) (*Backend, error) {
 	case opt.Replicas < 0 || opt.Replicas > 5:
 		return nil, driver.Invalid("replicas", "must be 1 to 5")
 	}
-	b := &Backend{opt: opt, clock: time.Now, id: nuid.Next(), held: map[string]*lease{}, freed: map[string]freed{},
+	b := &Backend{opt: opt, id: nuid.Next(), held: map[string]*lease{}, freed: map[string]freed{},
 		about: driver.Info{
 			Name:     "nats",
 			Features: driver.FeatureFencing | driver.FeatureQueueing | driver.FeatureOrdered,

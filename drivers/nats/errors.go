@@ -56,7 +56,7 @@ func (b *Backend) explain(err error) error {
 		return refused(0, "the user lacks a permission: see the package's documentation")
 	case errors.Is(err, nats.ErrAuthorization), errors.Is(err, nats.ErrAuthExpired), errors.Is(err, nats.ErrAccountAuthExpired):
 		return refused(0, "the server refuses the user or the password")
-	case errors.Is(err, nats.ErrReconnectBufExceeded):
+	case errors.Is(err, nats.ErrReconnectBufExceeded), errors.Is(err, nats.ErrNoServers):
 		return &unsentError{fmt.Errorf("no connection to %s", b.address)}
 	case errors.Is(err, nats.ErrNoResponders), errors.Is(err, jetstream.ErrNoStreamResponse):
 		b.forget()
@@ -88,9 +88,9 @@ func (b *Backend) forget() {
 	b.bound = nil
 }
 
-// oneLine keeps what a server said on one line, within bounds.
+// oneLine keeps what a server said on one line, within bounds, without the client's name.
 func oneLine(err error) error {
-	text := strings.Join(strings.Fields(err.Error()), " ")
+	text := strings.ReplaceAll(strings.Join(strings.Fields(err.Error()), " "), "nats: ", "")
 	if len(text) > 300 {
 		text = text[:300] + "…"
 	}

@@ -6,11 +6,6 @@ import (
 	"github.com/redlock-go/redlock/driver/base"
 )
 
-// SetClock makes the backend's clock wrong.
-func (b *Backend) SetClock(ahead time.Duration) {
-	b.clock = func() time.Time { return time.Now().Add(ahead) }
-}
-
 // HoldUndo keeps the backend from undoing anything until the channel is closed.
 func (b *Backend) HoldUndo() chan struct{} {
 	proceed := make(chan struct{})
