@@ -10,7 +10,7 @@ usage: redlocktest/mutate.bash [--list] [SCRIPT...]
 
 Each call of the server, comparison, "and", "or", "not" and number of the scripts (all, or
 those named) is altered in turn: a call does nothing and returns nil, a comparison loses
-or gains the equal case, "not" is doubled, a number grows by one. A mutant is noticed if
+or gains the equal case, "not" is doubled, a number grows by one, from 1000 on it is doubled. A mutant is noticed if
 a test fails, or a package runs out of its minute. The others have to stand in
 redlocktest/testdata/equivalent-mutants.txt, each with the reason why no test can tell it
 from the script. The exit status is 0 only if they do.
@@ -39,7 +39,7 @@ mutants() {
 				c = substr($0, i, 1); before = i > 1 ? substr($0, i - 1, 1) : " "; rest = substr($0, i, end - i + 1)
 				if (c == "\047") quoted = !quoted
 				if (c ~ /[0-9]/ && before !~ /[A-Za-z0-9_.%\[]/ && match(rest, /^[0-9]+/) && substr(rest, RLENGTH + 1, 1) !~ /[A-Za-z_.|]/) {
-					mutant(i, RLENGTH, substr(rest, 1, RLENGTH) + 1); i += RLENGTH - 1; continue
+					number = substr(rest, 1, RLENGTH) + 0; n = RLENGTH; mutant(i, n, sprintf("%.0f", number < 1000 ? number + 1 : number * 2)); i += n - 1; continue
 				}
 				if (quoted) continue
 				if (match(rest, /^(redis\.p?call|try)\(/) && before !~ /[A-Za-z0-9_.]/) { mutant(i, RLENGTH - 1, "(function() end)"); i += RLENGTH - 1; continue }
@@ -57,7 +57,7 @@ mutants() {
 
 # The packages that are asked, those that are quick first. Their test binaries are built once, with a
 # file in the package of the scripts that takes one of them from a file instead.
-packages="drivers/internal/redisnode drivers/goredis drivers/redlock"
+packages="drivers/internal/redisnode/lua drivers/internal/redisnode drivers/goredis drivers/redlock"
 build() {
 	local package
 	{

@@ -6,7 +6,7 @@
 -- {1, token, TIME, the counter before or ''} granted at another, {1, token, TIME} to this attempt before; {0, value, PTTL, TIME} held; {-1, TIME} too late.
 local try, place, v, got = redis.pcall, ARGV[6], false, false
 local fence, x, px = ARGV[4], ARGV[4] + 0, GRACE == 0 and ARGV[3] or string.format('%.0f', ARGV[3] + GRACE)
-if x == 0 or x > now + 500000 or x < now - 2000000 or x < till then
+if x > now + 500000 or x < now - 2000000 or x < till then
   x = x == 0 and now or math.max(math.min(x, now + 500000), now - 2000000, till)
   fence = x == now and #t[2] == 6 and t[1] .. t[2] or string.format('%.0f', x)
 end
@@ -39,7 +39,7 @@ if got then
   local ends = x > now and string.format('%.0f', ARGV[5] + math.ceil((x - now) / 1000)) or ARGV[5]
   local old = try('SET', KEYS[2], fence, 'PX', ends, 'GET')
   local counter, why = old and tonumber(old), nil
-  if counter and counter < x and counter >= x - x % 10000000 and x <= now + 500000 then
+  if counter and counter < x and counter >= x - x % 10000000 then
     if ARGV[4] == '0' and #KEYS == 3 then return now end
     if ARGV[4] == fence then return proposed(counter) end
     return {1, x, now, old}
