@@ -78,6 +78,61 @@ func TestACallSaysWhyItEnded(t *testing.T) {
 	})
 }
 
+// A call that waits without a context ends for the same reasons, and its context is none that goes on.
+func TestACallWaitsWithoutAContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := &base.Calls{Name: "kv"}
+		type key struct{}
+		ctx, cancel := context.WithTimeout(context.WithValue(t.Context(), key{}, 7), 10*time.Millisecond)
+		defer cancel()
+		never, ready := make(chan struct{}), make(chan struct{})
+		close(ready)
+		call := begin(t, c, ctx)
+		if err := call.Await(ready); err != nil || call.Over() != nil || call.Err() != nil {
+			t.Errorf("ready: %v; the call: %v", err, call.Err())
+		}
+		if err := call.Await(never); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("the caller's deadline: %v", err)
+		}
+		call.End()
+		<-call.Done()
+		if call.Value(key{}) != 7 {
+			t.Error("the value of the caller's context is gone")
+		}
+
+		for range 3 { // they share a time limit, or not
+			start := time.Now()
+			call = begin(t, c, t.Context())
+			part := call.Within(time.Second / 4)
+			for _, wait := range []struct {
+				call  *base.Call
+				least time.Duration
+			}{{part, time.Second / 4}, {call, time.Second}} {
+				err := wait.call.Await(never)
+				if took := time.Since(start); took < wait.least || took > wait.least*17/16 {
+					t.Errorf("a call of %v waited for %v", wait.least, took)
+				}
+				if errors.Is(err, context.DeadlineExceeded) || !reflect.DeepEqual(wait.call.Failed(err), err) || wait.call.Err() == nil {
+					t.Errorf("the driver's own timeout: %v", err)
+				}
+				<-wait.call.Done()
+				wait.call.End()
+			}
+			time.Sleep(time.Millisecond)
+		}
+
+		call = begin(t, c, t.Context())
+		go func() {
+			if err := call.Await(never); !errors.Is(err, driver.ErrClosed) || call.Err() == nil {
+				t.Errorf("closed: %v", err)
+			}
+			call.End()
+		}()
+		synctest.Wait()
+		c.Close()
+	})
+}
+
 func TestBoundFollowsTheTTL(t *testing.T) {
 	c := &base.Calls{}
 	for ttl, want := range map[time.Duration]time.Duration{0: time.Second, time.Minute: time.Second, time.Second: time.Second / 2, time.Millisecond: 50 * time.Millisecond} {

@@ -27,6 +27,7 @@ type Calls struct {
 	calls    sync.WaitGroup // of the users
 	routines sync.WaitGroup // of the driver
 	undos    undos
+	limits   map[time.Duration]context.Context // the last one for each length of a call
 }
 
 // minBound is the least time of a call with a short TTL.
@@ -69,17 +70,35 @@ func (c *Calls) Begin(ctx context.Context, most time.Duration) (*Call, error) {
 		return nil, fmt.Errorf("%s: %w", c.Name, err)
 	}
 	c.start()
-	c.calls.Add(1)
-	call := c.newCall(ctx, most)
-	stop := context.AfterFunc(c.users, call.cancel)
-	cancel := call.cancel
-	call.cancel = func() { stop(); cancel(); c.calls.Done() }
-	return call, nil
+	return c.newCall(ctx, c.users, most), nil
 }
 
-func (c *Calls) newCall(ctx context.Context, most time.Duration) *Call {
-	inner, cancel := context.WithTimeout(ctx, most)
-	return &Call{Context: inner, calls: c, caller: ctx, cancel: cancel}
+// newCall begins a call of the user, which ends with users, too, or one of the driver, without.
+func (c *Calls) newCall(caller, users context.Context, most time.Duration) *Call {
+	if users != nil {
+		c.calls.Add(1)
+	}
+	return &Call{calls: c, caller: caller, users: users, most: most, by: time.Now().Add(most)}
+}
+
+// limit returns a context that ends with the users' calls, and else after this call of a user, by a
+// sixteenth of the call's length at most. So calls that begin at about the same time share a timer.
+func (c *Calls) limit(call *Call) context.Context {
+	slack := call.most / 16
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if last := c.limits[call.most]; last != nil {
+		if end, _ := last.Deadline(); !end.Before(call.by) && end.Sub(call.by) <= slack {
+			return last
+		}
+	}
+	if c.limits == nil || len(c.limits) >= 64 {
+		c.limits = map[time.Duration]context.Context{}
+	}
+	limit, cancel := context.WithDeadline(c.users, call.by.Add(slack))
+	_ = cancel // the calls that share it need it until it ends
+	c.limits[call.most] = limit
+	return limit
 }
 
 // Go runs f in a goroutine, unless the backend is closed. Its context ends when Close has waited for
@@ -120,15 +139,120 @@ func (c *Calls) Close() (first bool) {
 }
 
 // A Call is one call under way. It is the context of its requests.
+//
+// That context has a timer and hangs on two others, which costs more than all else of a short call.
+// So it is made when it is first needed: by Done or Value, but not by Await.
 type Call struct {
-	context.Context
 	calls  *Calls
 	caller context.Context
+	users  context.Context // nil for a call of the driver
+	most   time.Duration
+	by     time.Time // it ends
+
+	mu     sync.Mutex
+	ended  bool
+	inner  context.Context // nil: it is not needed yet
 	cancel func()
 }
 
+var _ context.Context = (*Call)(nil)
+
+// context returns the call's context.
+func (c *Call) context() context.Context {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.inner != nil {
+		return c.inner
+	}
+	inner, cancel := context.WithDeadline(c.caller, c.by)
+	c.inner, c.cancel = inner, cancel
+	if c.ended {
+		cancel()
+	} else if c.users != nil {
+		stop := context.AfterFunc(c.users, cancel)
+		c.cancel = func() { stop(); cancel() }
+	}
+	return inner
+}
+
+// Done returns a channel that is closed when the call has ended.
+func (c *Call) Done() <-chan struct{} { return c.context().Done() }
+
+// Value returns the value of the caller's context.
+func (c *Call) Value(key any) any { return c.context().Value(key) }
+
+// Deadline returns the call's time limit, or that of the caller's context if that is earlier.
+func (c *Call) Deadline() (time.Time, bool) {
+	if by, ok := c.caller.Deadline(); ok && by.Before(c.by) {
+		return by, true
+	}
+	return c.by, true
+}
+
+// Err returns nil until the call has ended, and then an error of package context; Over says why.
+func (c *Call) Err() error {
+	c.mu.Lock()
+	inner, ended := c.inner, c.ended
+	c.mu.Unlock()
+	switch {
+	case inner != nil:
+		return inner.Err()
+	case c.caller.Err() != nil:
+		return c.caller.Err()
+	case ended, c.users != nil && c.users.Err() != nil:
+		return context.Canceled
+	case !time.Now().Before(c.by):
+		return context.DeadlineExceeded
+	}
+	return nil
+}
+
+// Caller returns the context of the caller, which has no time limit of the driver's.
+func (c *Call) Caller() context.Context { return c.caller }
+
+// Await receives from ch, or returns the error of Over if the call ends before, which it may notice a
+// moment later.
+func (c *Call) Await(ch <-chan struct{}) error {
+	select {
+	case <-ch:
+		return nil
+	default:
+	}
+	end := context.Context(c)
+	if c.users != nil {
+		end = c.calls.limit(c)
+	}
+	select {
+	case <-ch:
+		return nil
+	case <-c.caller.Done():
+	case <-end.Done():
+	}
+	return c.Over()
+}
+
+// Within begins a part of the call, which ends after most if the call does not end before. Call End
+// when it returns.
+func (c *Call) Within(most time.Duration) *Call {
+	part := c.calls.newCall(c.caller, c.users, most)
+	if c.by.Before(part.by) {
+		part.by = c.by
+	}
+	return part
+}
+
 // End ends the call.
-func (c *Call) End() { c.cancel() }
+func (c *Call) End() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.cancel != nil {
+		c.cancel()
+	}
+	if !c.ended && c.users != nil {
+		c.calls.calls.Done()
+	}
+	c.ended = true
+}
 
 // errTimeout says that a call took too long for the driver. It is no context.DeadlineExceeded: that
 // is for the caller's context.
@@ -140,10 +264,10 @@ func (c *Call) Over() error {
 	switch {
 	case driver.ContextErr(c.caller) != nil:
 		return fmt.Errorf("%s: %w", c.calls.Name, driver.ContextErr(c.caller))
-	case c.Err() == nil:
-		return nil
-	case c.calls.users.Err() != nil:
+	case c.users != nil && c.users.Err() != nil:
 		return driver.ErrClosed
+	case c.Err() == nil && time.Now().Before(c.by): // the timer of its context may be late
+		return nil
 	}
 	return fmt.Errorf("%s: %w", c.calls.Name, errTimeout)
 }
@@ -152,13 +276,13 @@ func (c *Call) Over() error {
 // stay as they are; if the call is over, the error is that of Over; any other error is an unknown
 // outcome. No error of a client library becomes one of the caller's context.
 func (c *Call) Failed(err error) error {
-	for _, verdict := range []error{driver.ErrHeld, driver.ErrLost, driver.ErrRefused, driver.ErrInvalid, driver.ErrClosed} {
+	if err == nil {
+		return nil
+	}
+	for _, verdict := range []error{driver.ErrHeld, driver.ErrLost, driver.ErrRefused, driver.ErrInvalid, driver.ErrClosed, errTimeout} {
 		if errors.Is(err, verdict) {
 			return err
 		}
-	}
-	if err == nil {
-		return nil
 	}
 	if over := c.Over(); over != nil {
 		return over

@@ -15,9 +15,9 @@ type Lease struct {
 	info    driver.Info
 	renew   func(*Call, *driver.Renewal) (driver.Grant, error)
 	release func(*Call) error
-	busy    chan struct{} // has a value while a call changes the lease
+	free    chan struct{} // has a value unless a call changes the lease
 
-	// Only the call that has put a value into busy uses these.
+	// Only the call that has the value of free uses these.
 	over    bool // it is released or lost, or a release was tried
 	lost    bool // and Release has not said so yet
 	certain bool // the lock is certainly gone
@@ -42,7 +42,9 @@ var _ driver.Lease = (*Lease)(nil)
 // seconds after the lease's end. It is not called after renew has returned ErrLost; Release then
 // returns ErrLost too.
 func NewLease(calls *Calls, info driver.Info, grant driver.Grant, renew func(*Call, *driver.Renewal) (driver.Grant, error), release func(*Call) error) *Lease {
-	return &Lease{calls: calls, info: info, grant: grant, renew: renew, release: release, busy: make(chan struct{}, 1)}
+	l := &Lease{calls: calls, info: info, grant: grant, renew: renew, release: release, free: make(chan struct{}, 1)}
+	l.leave()
+	return l
 }
 
 // FreeAtEnd lets the lease call release at its end, too, and then until it is certain. It is for
@@ -57,8 +59,8 @@ func (l *Lease) FreeAtEnd() *Lease {
 
 // lapse ends a lease that was neither renewed nor released in time.
 func (l *Lease) lapse() {
-	l.busy <- struct{}{} // a renewal under way may extend the lease
-	defer func() { <-l.busy }()
+	<-l.free // a renewal under way may extend the lease
+	defer l.leave()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if left := time.Until(l.grant.Expires); left > 0 && !l.over {
@@ -76,25 +78,20 @@ func (l *Lease) Grant() driver.Grant {
 	return l.grant
 }
 
-// enter waits for other calls of the lease, and begins one; leave ends it.
+// enter waits for other calls of the lease, and begins one; leave lets the next one go on.
 func (l *Lease) enter(ctx context.Context, most time.Duration) (*Call, error) {
 	call, err := l.calls.Begin(ctx, most)
 	if err != nil {
 		return nil, err
 	}
-	select {
-	case l.busy <- struct{}{}:
-		return call, nil
-	case <-call.Done():
-		defer call.End()
-		return nil, call.Over()
+	if err := call.Await(l.free); err != nil {
+		call.End()
+		return nil, err
 	}
+	return call, nil
 }
 
-func (l *Lease) leave(call *Call) {
-	<-l.busy
-	call.End()
-}
+func (l *Lease) leave() { l.free <- struct{}{} }
 
 // Renew extends the lease.
 func (l *Lease) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, error) {
@@ -105,7 +102,8 @@ func (l *Lease) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, err
 	if err != nil {
 		return driver.Grant{}, err
 	}
-	defer l.leave(call)
+	defer call.End()
+	defer l.leave()
 	if l.over {
 		return driver.Grant{}, driver.ErrLost
 	}
@@ -129,7 +127,8 @@ func (l *Lease) Release(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer l.leave(call)
+	defer call.End()
+	defer l.leave()
 	l.over = true
 	if l.lost {
 		l.lost = false
@@ -154,19 +153,17 @@ func (l *Lease) Release(ctx context.Context) error {
 	return call.Failed(err)
 }
 
-// undo repeats release in the background. The caller has put a value into busy.
+// undo repeats release in the background. The caller has the value of free.
 func (l *Lease) undo(until time.Time) {
 	if l.undoing {
 		return
 	}
 	l.undoing = true
 	l.calls.Undo(until, func(call *Call) error {
-		select {
-		case l.busy <- struct{}{}:
-		case <-call.Done():
-			return call.Over()
+		if err := call.Await(l.free); err != nil {
+			return err
 		}
-		defer func() { <-l.busy }()
+		defer l.leave()
 		if l.certain {
 			return nil
 		}

@@ -63,7 +63,7 @@ func (c *Calls) settle(ctx context.Context) {
 		if ctx.Err() != nil {
 			continue
 		}
-		call := c.newCall(ctx, c.timeout())
+		call := c.newCall(ctx, nil, c.timeout())
 		err := x.try(call)
 		call.End()
 		if err == nil {

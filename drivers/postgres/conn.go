@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/base"
 	"github.com/redlock-go/redlock/drivers/postgres/internal/advisory"
 	"github.com/redlock-go/redlock/drivers/postgres/internal/verdict"
 	"github.com/redlock-go/redlock/drivers/postgres/internal/wire"
@@ -134,7 +135,7 @@ func (o *op) answered() bool {
 
 // lock asks for a lock and waits for the answer. errEnded says that the connection takes no
 // requests.
-func (c *conn) lock(ctx context.Context, l *lease) error {
+func (c *conn) lock(call *base.Call, l *lease) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.end != nil || c.waiting || c.suspect() {
@@ -148,7 +149,7 @@ func (c *conn) lock(ctx context.Context, l *lease) error {
 	c.class = max(c.class, o.class)
 	c.queue.locks = append(c.queue.locks, o)
 	c.flush()
-	return c.await(ctx, o)
+	return c.await(call, o)
 }
 
 // unlock puts the unlock of l into the queue; the mutex is held.

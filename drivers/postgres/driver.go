@@ -176,8 +176,6 @@ func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Leas
 	if err := b.acquire(ctx, l, req.Wait); err != nil {
 		return nil, err
 	}
-	l.c.mu.Lock()
-	defer l.c.mu.Unlock()
 	return base.NewLease(&b.calls, b.info, l.grant(), l.renew, l.release), nil
 }
 
@@ -217,14 +215,14 @@ func (b *Backend) heldHere(l *lease, seen *driver.HeldError) *driver.HeldError {
 }
 
 // try makes one attempt, and another if its connection ends before.
-func (b *Backend) try(ctx context.Context, l *lease) error {
+func (b *Backend) try(call *base.Call, l *lease) error {
 	if err := b.full(); err != nil {
 		return err
 	}
 	for n := 0; ; n++ {
-		c, err := b.conn(ctx, classOf(l.ttl))
+		c, err := b.conn(call, classOf(l.ttl))
 		if err == nil {
-			err = c.lock(ctx, l)
+			err = c.lock(call, l)
 		}
 		if n == 2 || !errors.Is(err, errEnded) {
 			return err

@@ -30,7 +30,7 @@ type lease struct {
 }
 
 // grant returns the grant as of the last success. All leases of a connection have the same channel
-// Lost. The mutex is held.
+// Lost. The mutex is held, or the caller does not have the lease yet: only renew changes what it reads.
 func (l *lease) grant() driver.Grant {
 	return driver.Grant{
 		Expires: driver.Expires(l.start, l.ttl), Fence: l.fence,
@@ -72,18 +72,17 @@ const overTimeout = time.Second / 2
 // release unlocks. It waits for the server's answer at most as long as the call lasts, and half a
 // second if the lease is over. The unlock is sent even after that.
 func (l *lease) release(call *base.Call) error {
-	c, ctx := l.c, context.Context(call)
+	c := l.c
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !time.Now().Before(driver.Expires(l.start, l.ttl)) {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeoutCause(ctx, overTimeout, errLate)
-		defer cancel()
+		call = call.Within(overTimeout)
+		defer call.End()
 	}
 	if c.end == nil || l.leaving != nil { // an unlock may have been answered before the end
 		o := c.unlock(l)
 		c.flush()
-		err := c.await(ctx, o)
+		err := c.await(call, o)
 		switch {
 		case err == nil && l.expired:
 			return driver.ErrLost
@@ -91,7 +90,7 @@ func (l *lease) release(call *base.Call) error {
 			return err
 		}
 	}
-	return l.afterEnd(ctx)
+	return l.afterEnd(call)
 }
 
 // afterEnd is release after the connection's end; the mutex is held. The server frees the locks when

@@ -5,9 +5,12 @@ import (
 	"errors"
 	"io"
 	"os"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgproto3"
+
+	"github.com/redlock-go/redlock/driver/base"
 )
 
 // One goroutine at a time reads the answers. The caller that sends a round reads its answer, because
@@ -15,29 +18,22 @@ import (
 // connection reads what callers leave unread, and on a connection that is not used for a
 // while, so that its end is noticed.
 
-// await waits until o is answered or ctx ends, and returns the error of either. The mutex is held
-// before and after.
-func (c *conn) await(ctx context.Context, o *op) error {
+// await waits until o is answered or the call ends, and returns the error of either. The mutex is
+// held before and after.
+func (c *conn) await(call *base.Call, o *op) error {
 	lead := !c.reading && c.end == nil && len(c.round) > 0
 	c.reading = c.reading || lead
 	c.mu.Unlock()
 	if lead {
-		c.read(ctx, o)
+		c.read(call, o)
 	}
-	select {
-	case <-o.done: // even if ctx has ended, too
-	default:
-		select {
-		case <-o.done:
-		case <-ctx.Done():
-		}
-	}
+	err := call.Await(o.done)
 	c.mu.Lock()
-	if !o.answered() {
-		o.gone = true
-		return context.Cause(ctx)
+	if o.answered() { // even if the call has ended, too
+		return o.err
 	}
-	return o.err
+	o.gone = true
+	return err
 }
 
 // readOn starts a goroutine that reads, if none does; the mutex is held.
@@ -45,20 +41,24 @@ func (c *conn) readOn() {
 	if c.reading || c.end != nil || c.w == nil {
 		return
 	}
-	c.reading = c.b.calls.Go(func(context.Context) { c.read(context.Background(), nil) })
+	c.reading = c.b.calls.Go(func(context.Context) { c.read(nil, nil) })
 }
 
-// read reads until o is answered or ctx ends, or, without o, until the round is answered.
-func (c *conn) read(ctx context.Context, o *op) {
-	if ctx.Done() != nil {
-		defer context.AfterFunc(ctx, c.w.Interrupt)()
+// read reads until o is answered or the call ends, or, without them, until the round is answered.
+func (c *conn) read(call *base.Call, o *op) {
+	if call != nil { // Close ends the connection
+		by, _ := call.Deadline()
+		defer time.AfterFunc(time.Until(by), c.w.Interrupt).Stop()
+		if call.Caller().Done() != nil {
+			defer context.AfterFunc(call.Caller(), c.w.Interrupt)()
+		}
 	}
-	for c.message(ctx, o) {
+	for c.message(call, o) {
 	}
 }
 
 // message reads and handles the server's next message, and reports whether to read on.
-func (c *conn) message(ctx context.Context, o *op) bool {
+func (c *conn) message(call *base.Call, o *op) bool {
 	m, err := c.w.Receive()
 	switch m.(type) {
 	case *pgproto3.DataRow, *pgproto3.ErrorResponse, *pgproto3.ReadyForQuery, nil:
@@ -82,7 +82,7 @@ func (c *conn) message(ctx context.Context, o *op) bool {
 		switch {
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			c.w.Resume()
-			over = o != nil && o.answered() || ctx.Err() != nil
+			over = o != nil && (o.answered() || call.Over() != nil)
 		case errors.Is(err, io.ErrUnexpectedEOF):
 			c.fail(errors.New("the server closed the connection"))
 		default:

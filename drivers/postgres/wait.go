@@ -1,7 +1,6 @@
 package postgres
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -15,7 +14,7 @@ import (
 
 // A hotKey is a lock that callers of this process wait for, or that was refused lately.
 type hotKey struct {
-	turn             chan struct{} // full while a caller waits on the server; the others follow in their order
+	turn             chan struct{} // empty while a caller waits on the server; the others follow in their order
 	waiters, writers int
 	refused          time.Time
 	seen             *driver.HeldError // the last refusal
@@ -67,6 +66,7 @@ func (b *Backend) heat(l *lease, seen *driver.HeldError, waiters int) *hotKey {
 			maps.DeleteFunc(b.hot, func(_ advisory.Number, k *hotKey) bool { return k.waiters == 0 })
 		}
 		k = &hotKey{turn: make(chan struct{}, 1)}
+		k.turn <- struct{}{}
 		b.hot[l.number] = k
 	}
 	if seen != nil {
@@ -94,11 +94,10 @@ func (b *Backend) isSlow(k *hotKey, over bool) bool {
 func (b *Backend) wait(call *base.Call, l *lease, seen *driver.HeldError) error {
 	k := b.heat(l, nil, 1)
 	defer b.heat(l, nil, -1)
-	err := driver.ErrHeld
-	select {
-	case k.turn <- struct{}{}:
-		defer func() { <-k.turn }()
-	case <-call.Done():
+	err := call.Await(k.turn)
+	if err == nil {
+		defer func() { k.turn <- struct{}{} }()
+		err = driver.ErrHeld
 	}
 	for told := false; call.Err() == nil && (errors.Is(err, driver.ErrHeld) || errors.Is(err, errEnded)); {
 		c, full := b.reserve(classOf(l.ttl))
@@ -131,26 +130,24 @@ func (b *Backend) poll(call *base.Call, l *lease) error {
 	case <-call.Done():
 		return call.Over()
 	}
-	ctx, cancel := context.WithTimeoutCause(call, patience(l.ttl), errLate)
-	defer cancel()
-	return b.try(ctx, l)
+	try := call.Within(patience(l.ttl))
+	defer try.End()
+	return b.try(try, l)
 }
 
-// waitOn waits on a reserved connection, until the lock is granted or ctx ends. If other callers
+// waitOn waits on a reserved connection, until the lock is granted or the call ends. If other callers
 // want the connection it returns ErrHeld after a slice.
-func (b *Backend) waitOn(ctx context.Context, c *conn, l *lease, k *hotKey) error {
-	select {
-	case <-c.opened:
-	case <-ctx.Done():
+func (b *Backend) waitOn(call *base.Call, c *conn, l *lease, k *hotKey) error {
+	if err := call.Await(c.opened); err != nil {
 		c.free()
-		return ctx.Err()
+		return err
 	}
 	for over := false; ; over = true {
-		err := c.slice(ctx, l, b.isSlow(k, over))
+		err := c.slice(call, l, b.isSlow(k, over))
 		if !errors.Is(err, driver.ErrHeld) {
 			return err
 		}
-		if ctx.Err() != nil || time.Now().UnixNano()-b.polled.Load() < int64(4*pollEvery) {
+		if call.Err() != nil || time.Now().UnixNano()-b.polled.Load() < int64(4*pollEvery) {
 			c.free()
 			return err
 		}
@@ -185,7 +182,7 @@ func (c *conn) leave(locked bool) {
 // The server keeps the lock for the lease's class after the grant, from the moment when its answer
 // leaves. The class is set before the slice, so that no round trip confirms a grant while the others
 // wait; the lease counts from the sending of the slice.
-func (c *conn) slice(ctx context.Context, l *lease, show bool) error {
+func (c *conn) slice(call *base.Call, l *lease, show bool) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
@@ -205,7 +202,7 @@ func (c *conn) slice(ctx context.Context, l *lease, show bool) error {
 		sql: c.b.sql.Slice(l.number, l.mode, show && !c.shows), ops: []*op{o}, do: (*conn).sliceEnded,
 		most: 2 * sliceTime, // a reader waits twice: for the writer and for the lock
 	})...)
-	return c.await(ctx, o)
+	return c.await(call, o)
 }
 
 // sliceEnded handles the answer to a slice: a token, or null. A grant late in the lease's time is
