@@ -228,10 +228,10 @@ func (l *lease) wait(call *base.Call, last error) error {
 			l.contended.Store(true) // others may wait
 			l.place = w.id
 			return nil
-		case errors.Is(err, driver.ErrRefused), l.k.root != k.root:
-			return err
 		case errors.As(err, &held):
 			last = err
+		case errors.Is(err, driver.ErrRefused), l.gone(call): // nothing more is told of this bucket
+			return err
 		}
 		next := pause
 		if pause = min(2*pause, seldomLook); held != nil && held.ReservedForWaiter {

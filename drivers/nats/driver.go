@@ -191,7 +191,7 @@ func (b *Backend) Info() driver.Info { return b.about }
 func (b *Backend) String() string { return b.address }
 
 // Close ends the backend. It does not release held leases. It waits for the clean-up under way, for
-// about the call timeout at most.
+// about the call timeout at most, or for as long for each server to which it is just connecting.
 func (b *Backend) Close() error {
 	if !b.calls.Close() {
 		return nil

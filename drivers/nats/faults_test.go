@@ -34,6 +34,21 @@ func TestAFreedLockOfAnotherBucket(t *testing.T) {
 	}
 }
 
+// A waiter of a bucket that was deleted does not wait for ever.
+func TestWaitersOfADeletedBucket(t *testing.T) {
+	g := server.NATS(t, 1)
+	a, b := open(t, urlOf(g.Addrs())), open(t, urlOf(g.Addrs()))
+	drivertest.Grant(t, a, drivertest.NewRequest("k", time.Minute))
+	granted := drivertest.Waiter(t, b, drivertest.NewRequest("k", time.Minute))
+	drivertest.AwaitWaiters(t, a, "k", 1)
+	must(t, jetStream(g, func(ctx context.Context, js jetstream.JetStream) error { return js.DeleteStream(ctx, "KV_dlock") }))
+	select {
+	case <-granted: // in the bucket that was made anew
+	case <-time.After(time.Minute):
+		t.Fatal("it waits")
+	}
+}
+
 // What undoes an attempt of a waiter leaves a later attempt of it alone.
 func TestUndoingAnAttemptOfAWaiter(t *testing.T) {
 	g := server.NATS(t, 1)
