@@ -119,6 +119,11 @@ trap 'kill $(jobs -p) 2>/dev/null; exit 130' INT TERM
 mkdir "$temp/t" && export TMPDIR=$temp/t
 build || exit 1
 mutants "${files[@]}" >"$temp/mutants"
+mutants "$scripts"/*.lua | cut -f6 >"$temp/names"
+if grep -vE '^(#|$)' "$table" | grep -vxFf "$temp/names"; then
+	echo "these lines of $table are no mutants"
+	exit 1
+fi
 if by=$(cp "${files[0]}" "$temp/same.lua" && noticed "${files[0]}" "$temp/same.lua"); then
 	echo "the tests fail without a mutant: $by"
 	exit 1

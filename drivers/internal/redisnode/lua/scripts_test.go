@@ -137,13 +137,13 @@ func texts() map[string]string {
 // text returns the case as one script.
 func (c scriptCase) text(t *testing.T, texts map[string]string) string {
 	var before strings.Builder
-	given := "fake TIME '1700000014 0'\nfake 'INFO server' 'redis_version:7.0.15 run_id:ab'\nfake 'INFO replication' 'role:master master_replid2:000'\nfake 'INFO memory' maxmemory:0\n" + c.given
+	given := "fake TIME '[1700000014 0]'\nfake 'INFO server' 'redis_version:7.0.15 run_id:ab'\nfake 'INFO replication' 'role:master master_replid2:000'\nfake 'INFO memory' maxmemory:0\n" + c.given
 	for line := range strings.Lines(given) {
 		w := words(line)
 		switch {
 		case len(w) == 0 || w[0] == "#":
-		case w[0] == "fake" && w[1] == "TIME":
-			fmt.Fprintf(&before, "fakes[#fakes + 1] = {'TIME', {%s}}\n", quoted(strings.Fields(w[2])))
+		case w[0] == "fake" && w[2][0] == '[':
+			fmt.Fprintf(&before, "fakes[#fakes + 1] = {[==[%s]==], {%s}}\n", w[1], quoted(strings.Fields(strings.Trim(w[2], "[]"))))
 		case w[0] == "fake" && strings.HasPrefix(w[1], "INFO"):
 			fmt.Fprintf(&before, "fakes[#fakes + 1] = {'%s', [==[%s]==]}\n", w[1], strings.ReplaceAll(w[2], " ", "\r\n"))
 		case w[0] == "fake":
@@ -193,9 +193,19 @@ func TestScriptsDoWhatTheirHeadsSay(t *testing.T) {
 			}
 			parts := append(reply.([]any), nil)
 			took = parts[0].(int64)
-			got = strings.TrimSpace(fmt.Sprintf("= %v", parts[2])) + "\n"
+			lines := []string{fmt.Sprint(parts[2])}
 			for _, line := range parts[1].([]any) {
-				got += strings.TrimSpace(fmt.Sprintf("= %v", line)) + "\n"
+				lines = append(lines, fmt.Sprint(line))
+			}
+			got = ""
+			for i, times := 0, 0; i < len(lines); i += times {
+				for times = 1; i+times < len(lines) && lines[i+times] == lines[i]; {
+					times++
+				}
+				got += strings.TrimSpace("= "+lines[i]) + "\n"
+				if times > 1 {
+					got += fmt.Sprintf("= that %d times\n", times)
+				}
 			}
 			got = named(got)
 		}
