@@ -10,10 +10,10 @@ usage: redlocktest/mutate.bash [--list] [SCRIPT...]
 
 Each call of the server, comparison, "and", "or", "not" and number of the scripts (all, or
 those named) is altered in turn: a call does nothing and returns nil, a comparison loses
-or gains the equal case, "not" is doubled, a number grows by one, from 1000 on it is doubled. A mutant is noticed if
-a test fails, or a package runs out of its minute. The others have to stand in
-redlocktest/testdata/equivalent-mutants.txt, each with the reason why no test can tell it
-from the script. The exit status is 0 only if they do.
+or gains the equal case, "not" is doubled, a number grows by one, or from 1000 on is doubled.
+A mutant is noticed if a test fails, or a package runs out of its minute. The others have to
+stand in redlocktest/testdata/equivalent-mutants.txt, each with the reason why no test can
+tell it from the script. The exit status is 0 only if they do.
 
   --list  print the mutants and run nothing
 END
