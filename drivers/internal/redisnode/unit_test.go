@@ -10,8 +10,6 @@ import (
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/names"
 
 	"github.com/redlock-go/redlock/driver"
-	"github.com/redlock-go/redlock/drivers/internal/redisnode/lua"
-	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
 // Whatever the replies, the true clock lies between the bounds, and the first reply that shows
@@ -145,32 +143,5 @@ func TestRefusalsAreToldInWords(t *testing.T) {
 		if err := n.explain("k", reply); !errors.As(err, &refused) || refused.RetryAfter == 0 {
 			t.Errorf("%q while a failover is possible: %v", reply, err)
 		}
-	}
-}
-
-// Redis 6.2 refuses GET beside NX; acquire then works without it.
-func TestAcquireWorksWhereGetBesideNXIsRefused(t *testing.T) {
-	t.Parallel()
-	s := server.Redis(t)
-	text := strings.Replace(lua.Bind("none")[lua.Acquire].Text, "'NX', 'GET'", "'NX', 'GOT'", 1)
-	acquire := func(owner string) string {
-		reply, err := s.Do("EVAL", text, "3", "k", "redlock1:fence:{k}", "redlock1:mark", "9007199254740991", owner, "60000", "0", "130000")
-		if err != nil {
-			t.Fatal(err)
-		}
-		return fmt.Sprint(reply)
-	}
-	if strings.Contains(text, "'NX', 'GET'") {
-		t.Error("the script has another such command")
-	}
-	got := acquire("o/1")
-	if value, err := s.Do("GET", "k"); err != nil || value != "o/1|"+got {
-		t.Errorf("the reply for a free lock is %s, want the token of %v, %v", got, value, err)
-	}
-	if got := acquire("o/2"); !strings.HasPrefix(got, "[0 o/1|") {
-		t.Errorf("the reply for a lock of o/1 is %s", got)
-	}
-	if got := acquire("o/1"); !strings.HasPrefix(got, "[1 ") {
-		t.Errorf("the reply to the holder's second try is %s", got)
 	}
 }
