@@ -5,7 +5,8 @@
 -- of the clock. A clock that has fallen since the last look may have ended counters whose tokens are ahead of it.
 local INTERVAL, AHEAD, MOST = 10000000, 500000, 9007199254740991
 local function digits(n) return string.format('%.0f', n) end
--- marked returns the parts of the mark; or nil and an error.
+-- marked returns the parts of the mark, with a floor that is above all tokens until the last look if the clock has fallen
+-- since; or nil and an error.
 local function marked()
   local stored = redis.pcall('GET', mark)
   local odd = 'ERR the mark of the fencing counters holds something else'
@@ -14,13 +15,14 @@ local function marked()
   end
   local high, top, floor = string.match(stored or '0 0 0', '^(%d+) (%d+) (%d+)$')
   if not high then return nil, redis.error_reply(odd) end
-  return tonumber(high), tonumber(top), tonumber(floor)
+  high, top, floor = tonumber(high), tonumber(top), tonumber(floor)
+  if now < high then floor = math.max(floor, top + INTERVAL) end
+  return high, top, floor
 end
 -- look returns the token, raised above the floor if there is no counter; or nil and an error.
 local function look(x, missing)
   local high, top, floor = marked()
   if not high then return nil, top end
-  if now < high then floor = math.max(floor, top + INTERVAL) end
   if missing and x <= floor then x = floor + 1 end
   if x > MOST then return nil, redis.error_reply('ERR the fencing counter of this lock is at its end') end
   local said = redis.pcall('SET', mark, digits(now) .. ' ' .. digits(math.max(top, x)) .. ' ' .. digits(floor))
