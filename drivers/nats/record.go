@@ -90,11 +90,27 @@ func parse(header nats.Header, data []byte) record {
 	return r
 }
 
+// ready waits for the connection before a request: a connection may keep a request that it cannot
+// send, until nobody can undo what it does.
+func (b *Backend) ready(ctx context.Context, k *bucket) error {
+	for !k.nc.IsConnected() {
+		select {
+		case <-ctx.Done():
+			return b.explain(nats.ErrReconnectBufExceeded)
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+	b.complaint.Store(nil)
+	return nil
+}
+
 // get returns a message: the last one of a subject, or with from the first one of subjects whose
 // number is at least from. The leader of the bucket answers, so that a server that lags behind does
 // not.
 func (b *Backend) get(ctx context.Context, k *bucket, subject string, from uint64) (subjectOf string, r record, err error) {
-	b.complaint.Store(nil)
+	if err := b.ready(ctx, k); err != nil {
+		return "", r, err
+	}
 	var m *jetstream.RawStreamMsg
 	if from > 0 {
 		m, err = k.s.GetMsg(ctx, from, jetstream.WithGetMsgSubject(subject))
@@ -136,10 +152,9 @@ func (b *Backend) put(ctx context.Context, k *bucket, subject string, expected u
 	if m.Data, err = json.Marshal(&r); err != nil {
 		return 0, err
 	}
-	if !k.nc.IsConnected() { // it would keep the message, until nobody can undo what it does
-		return 0, b.explain(nats.ErrReconnectBufExceeded)
+	if err := b.ready(ctx, k); err != nil {
+		return 0, err
 	}
-	b.complaint.Store(nil)
 	ack, err := k.js.PublishMsg(ctx, m, jetstream.WithRetryAttempts(0))
 	if err != nil {
 		return 0, b.explain(err)
@@ -157,13 +172,18 @@ func (b *Backend) confirm(ctx context.Context, k *bucket, lock string, seq uint6
 		m.Header.Set(headerExpected, strconv.FormatUint(seq, 10))
 		m.Header.Set(headerExpectedOf, k.subject("k", lock))
 	}
-	b.complaint.Store(nil)
-	_, err := k.js.PublishMsg(ctx, m, jetstream.WithRetryAttempts(0))
+	err := b.ready(ctx, k)
+	if err == nil {
+		_, err = k.js.PublishMsg(ctx, m, jetstream.WithRetryAttempts(0))
+	}
 	return b.explain(err)
 }
 
 // purge deletes the messages of subjects, which may have wildcards.
 func (b *Backend) purge(ctx context.Context, k *bucket, subjects string) error {
-	b.complaint.Store(nil)
-	return b.explain(k.s.Purge(ctx, jetstream.WithPurgeSubject(subjects)))
+	err := b.ready(ctx, k)
+	if err == nil {
+		err = k.s.Purge(ctx, jetstream.WithPurgeSubject(subjects))
+	}
+	return b.explain(err)
 }
