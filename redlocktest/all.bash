@@ -129,21 +129,25 @@ nothing_left() {
 
 count() { grep "\"Action\":\"$1\".*\"Test\":" "$scratch/events" 2>/dev/null | wc -l | tr -d ' '; }
 
-# skipped prints the tests that were skipped, each with its reason, but for those that the deep
-# depth alone runs: of them there is only the number.
+# skipped prints for each reason which test was skipped, and how many others; of those that the deep
+# depth alone runs there is only the number.
 skipped() {
 	awk '
 		{ name = ""; if (match($0, /"Package":"[^"]*"/)) name = substr($0, RSTART + 11, RLENGTH - 12) }
 		match($0, /"Test":"[^"]*"/) { name = name " " substr($0, RSTART + 8, RLENGTH - 9) } 
 		/"Action":"output"/ && /"Test":/ && match($0, /"Output":".*"/) {
 			line = substr($0, RSTART + 10, RLENGTH - 11)
-			if (line !~ /^ *(===|---)/) said[name] = line
+			if (line !~ /^ *(===|---|(\\n)?$)/) said[name] = line
 		}
 		/"Action":"skip"/ && /"Test":/ {
 			if (said[name] ~ /belongs to the deep depth/) { deep++; next }
-			sub(/\\n$/, "", said[name]); print "skipped: " name ":" said[name]
+			why = said[name]; sub(/\\n$/, "", why); sub(/^ *[a-z_]*\.go:[0-9]*: /, "", why)
+			if (!times[why]++) first[why] = name
 		}
-		END { if (deep) print deep " tests belong to the deep depth (--deep)" }' "$scratch/events" 2>/dev/null
+		END {
+			for (why in times) print "skipped: " first[why] (times[why] > 1 ? " and " times[why] - 1 " others" : "") ": " why
+			if (deep) print deep " tests belong to the deep depth (--deep)"
+		}' "$scratch/events" 2>/dev/null
 }
 
 # cost prints the wall and processor time of everything so far, and the dearest packages and tests.

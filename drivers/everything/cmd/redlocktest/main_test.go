@@ -29,7 +29,7 @@ func TestMain(m *testing.M) {
 // same driver, for TLS or a socket, one is enough.
 func TestEveryDriver(t *testing.T) {
 	if testing.Short() {
-		t.Skip("starts nine servers")
+		t.Skip("starts ten servers")
 	}
 	nodes := make([]string, 3)
 	for i := range nodes {
@@ -42,8 +42,9 @@ func TestEveryDriver(t *testing.T) {
 		pg.URL(), strings.Replace(pg.URL(), "postgres://", "pgtable://", 1) + "&setup=true",
 		mysql, strings.Replace(mysql, "mysql://", "mariadb://", 1) + "&table=other",
 		"zk://" + strings.Join(server.ZooKeeper(t, 1).Addrs(), ","), "etcd://" + strings.Join(server.Etcd(t, 1).Addrs(), ","),
+		"nats://" + strings.Join(server.NATS(t, 1).Addrs(), ","),
 	}
-	other := regexp.MustCompile(`\+unix$|^(rediss|valkeys|postgresql|etcds|zks|both)$`) // both is two of them
+	other := regexp.MustCompile(`\+unix$|^(rediss|valkeys|postgresql|etcds|zks|tls|both)$`) // both is two of them
 	for _, scheme := range dlock.Drivers() {
 		if !other.MatchString(scheme) && !slices.ContainsFunc(urls, func(u string) bool { return strings.HasPrefix(u, scheme+":") }) {
 			t.Errorf("no URL has the driver %s", scheme)
