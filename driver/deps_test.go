@@ -17,6 +17,8 @@ func TestDependencyRules(t *testing.T) {
 		goRedis   = "github.com/redis/go-redis/v9"
 		valkey    = "github.com/valkey-io/valkey-go"
 		pgx       = "github.com/jackc/pgx/v5"
+		multi     = "github.com/hashicorp/go-multierror"
+		errwrap   = "github.com/hashicorp/errwrap" // of go-multierror
 		redisnode = "drivers/internal/redisnode"
 		lua       = redisnode + "/lua"
 		memory    = redisnode + "/memory"
@@ -43,7 +45,7 @@ func TestDependencyRules(t *testing.T) {
 		"dlock/cli":          append(base, dsn, "golang.org/x/sys"),
 		"drivers/memory":     append(base, dsn),
 		"drivers/file":       append(base, dsn, "github.com/gofrs/flock", "golang.org/x/sys"),
-		"drivers/redlock":    append(base, dsn, async),
+		"drivers/redlock":    append(base, multi, errwrap, dsn, async),
 		"drivers/goredis":    append(base, dsn, redisnode, lua, memory, names, redisurl, resp, async, goRedis, "github.com/cespare/xxhash/v2", "github.com/dgryski/go-rendezvous"),
 		"drivers/valkeygo":   append(base, dsn, redisnode, lua, memory, names, redisurl, resp, async, valkey, "golang.org/x/sys"),
 		lua:                  {"driver"},

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/hashicorp/go-multierror"
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/boot"
 	"github.com/redlock-go/redlock/driver/quorum"
@@ -247,7 +248,7 @@ func (l *lease) verdict(verdict error, now boot.Instant) *quorum.Error {
 	e := &quorum.Error{Need: l.b.q, Votes: l.votes(), Verdict: verdict}
 	var refused *driver.RefusedError
 	_ = errors.As(verdict, &refused)
-	var causes []string
+	var causes *multierror.Error
 	for i := range l.requests {
 		g := &l.requests[i]
 		if g.held != nil && errors.Is(verdict, driver.ErrHeld) {
@@ -259,10 +260,19 @@ func (l *lease) verdict(verdict error, now boot.Instant) *quorum.Error {
 			if refused != nil && errors.As(err, &own) && own.Reason == refused.Reason && strings.HasPrefix(own.Reason, g.n.name) {
 				continue // the verdict is this node's own error
 			}
-			causes = append(causes, g.n.says(err))
+			causes = multierror.Append(causes, errors.New(g.n.says(err)))
 		}
 	}
-	e.Detail = strings.Join(causes, "; ")
+	if causes != nil {
+		causes.ErrorFormat = func(errs []error) string {
+			lines := make([]string, len(errs))
+			for i, err := range errs {
+				lines[i] = err.Error()
+			}
+			return strings.Join(lines, "; ")
+		}
+		e.Detail = causes.Error()
+	}
 	return e
 }
 
