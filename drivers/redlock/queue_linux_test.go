@@ -460,7 +460,15 @@ func (d *queueDuel) compare() {
 	}
 	for i, sim := range []string{lock, counter, mark} {
 		real, _ := d.do("GET", d.keys[i]).(string)
-		if real != sim {
+		var realHigh, simHigh int64 // the clock, which the real node has read some milliseconds apart
+		if i == 2 {
+			fmt.Sscan(real, &realHigh) //nolint:errcheck // zero then
+			fmt.Sscan(sim, &simHigh)   //nolint:errcheck // zero then
+		}
+		_, realRest, _ := strings.Cut(real, " ")
+		_, simRest, _ := strings.Cut(sim, " ")
+		apart := i == 2 && realRest == simRest && max(realHigh-simHigh, simHigh-realHigh) < 20000
+		if real != sim && !apart {
 			d.t.Errorf("%s: the real node has %q, the simulated one %q", d.keys[i], real, sim)
 		}
 		ends := []*time.Time{&k.until, &k.ends, nil}[i]

@@ -179,7 +179,7 @@ func (s *suite) cluster(t *testing.T) {
 		unlock(t, s.lock(t, b, fmt.Sprintf("cold%d", i), time.Minute))
 	}
 	after, passed := count()
-	if perPair := float64(after-before) / cold; perPair > 2.2 {
+	if perPair := float64(after-before) / cold; perPair > 2.5 { // without the guess it is 3; a late answer is asked for again
 		t.Errorf("a lock in a slot that was never used costs %.2f scripts a pair", perPair)
 	}
 	if passed > told {
