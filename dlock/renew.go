@@ -259,7 +259,7 @@ func (l *Lease) releaseKept() {
 	}
 }
 
-// close ends the lease for Close, and reports whether its lock is to be given back.
+// close ends the lease for Close, and reports whether its lock must be given back.
 func (l *Lease) close() bool {
 	now := l.c.clock.Fresh()
 	l.mu.Lock()

@@ -521,15 +521,22 @@ const (
 // pass compares the clock with the mark. If the key has no counter, it raises the token above
 // the floor.
 func (s *simServer) pass(x int64, missing bool) int64 {
-	m, now := &s.memory.mark, s.micros()
-	if now < m.high {
-		m.floor = max(m.floor, m.top+simInterval)
-	}
+	m := &s.memory.mark
+	m.floor = s.floor()
 	if missing && x <= m.floor {
 		x = m.floor + 1
 	}
-	m.high, m.top = now, max(m.top, x)
+	m.high, m.top = s.micros(), max(m.top, x)
 	return x
+}
+
+// floor returns the mark's floor, above all tokens until the last look if the clock has fallen
+// since.
+func (s *simServer) floor() int64 {
+	if m := &s.memory.mark; s.micros() < m.high {
+		return max(m.floor, m.top+simInterval)
+	}
+	return s.memory.mark.floor
 }
 
 func (s *simServer) enters(x, old int64) bool {
@@ -555,7 +562,7 @@ func (s *simServer) join(c simCall, t *quorum.Terms) simReply {
 		return s.held(k)
 	case old > x && !s.broken.join && (t.Guard == 0 || old+simLag+int64(t.Quarantine/time.Microsecond) >= int64(c.seen)):
 		return refused
-	case old == 0 && (x <= s.memory.mark.floor || now > int64(c.seen)+int64(c.life/time.Microsecond)-simInterval):
+	case old == 0 && (x <= s.floor() || now > int64(c.seen)+int64(c.life/time.Microsecond)-simInterval):
 		return refused
 	}
 	stored := max(x, old)

@@ -122,7 +122,7 @@ func (l *lane) start(c *Call, term async.Term, until time.Time, then interface{ 
 	return true
 }
 
-// enter reports whether c is to be sent now, by its caller's goroutine or another; otherwise it waits
+// enter reports whether c must be sent now, by its caller's goroutine or another; otherwise it waits
 // in the queue.
 func (l *lane) enter(c *Call) (send, alone bool, err error) {
 	now := time.Now()

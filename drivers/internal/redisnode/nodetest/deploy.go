@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/url"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -173,14 +174,19 @@ func (s *suite) cluster(t *testing.T) {
 		}
 		return scripts, passed
 	}
-	before, told := count()
+	_, told := count()
 	const cold = 300
+	perPair := make([]int, cold)
 	for i := range cold { // keys of slots that were never used
+		before, _ := count()
 		unlock(t, s.lock(t, b, fmt.Sprintf("cold%d", i), time.Minute))
+		after, _ := count()
+		perPair[i] = after - before
 	}
-	after, passed := count()
-	if perPair := float64(after-before) / cold; perPair > 2.5 { // without the guess it is 3; a late answer is asked for again
-		t.Errorf("a lock in a slot that was never used costs %.2f scripts a pair", perPair)
+	_, passed := count()
+	// The first locks show which server has which slots, and an answer that comes late is asked for again.
+	if slices.Sort(perPair); perPair[cold/2] > 2 {
+		t.Errorf("of %d locks in slots that were never used, half cost at least %d scripts a pair", cold, perPair[cold/2])
 	}
 	if passed > told {
 		t.Errorf("%d releases without waiters were announced to other nodes %d times", cold, passed-told)
