@@ -2,12 +2,10 @@
 -- correct_token completes a grant after the lock was taken at token x and x was written to its counter, which had the
 -- value old. It returns the token of the grant; or nil and an error, and has undone the grant.
 local function correct_token(lock, counted, me, px, x, old, ms)
-  local counter, first, why = old and tonumber(old), x, nil
+  local first, counter, why = x, parsed(old)
   if not old then
     x, why = look(x, true)
-  elseif not counter then
-    why = redis.error_reply('ERR the fencing counter of this lock holds something else')
-  else
+  elseif counter then
     if counter >= x then x = counter + 1 end
     if x > MOST then
       why = redis.error_reply('ERR the fencing counter of this lock is at its end')

@@ -5,6 +5,12 @@
 -- of the clock. A clock that has fallen since the last look may have ended counters whose tokens are ahead of it.
 local INTERVAL, AHEAD, MOST = 10000000, 500000, 9007199254740991
 local function digits(n) return string.format('%.0f', n) end
+-- parsed returns the number that a counter holds, nil without one; or nil and an error.
+local function parsed(old)
+  local counter = old and tonumber(old) or nil
+  if counter or not old then return counter end
+  return nil, redis.error_reply('ERR the fencing counter of this lock holds something else')
+end
 -- marked returns the parts of the mark, with a floor that is above all tokens until the last look if the clock has fallen
 -- since; or nil and an error.
 local function marked()

@@ -16,11 +16,12 @@ end
 local mark = KEYS[3]
 -- lua/counter.lua
 local x = tonumber(ARGV[4])
-local counter = tonumber(redis.call('GET', KEYS[2]) or 'x')
+local counter, why = parsed(redis.call('GET', KEYS[2]))
+if why then return why end
 -- The bid whose vote left a larger counter may still count the vote, or be a lease. It voted before counter + 2 s, and was granted
 -- within QUARANTINE after that or never; and a lease that was confirmed later has proved that no larger token was granted before.
 if counter and counter > x and counter + 2000000 + QUARANTINE >= ARGV[6] + 0 then return {-2, counter, now} end
-local stored, why = math.max(x, counter or 0), nil -- no higher, so that the lease can join again
+local stored = math.max(x, counter or 0) -- no higher, so that the lease can join again
 if not counter then
   -- A counter above the token may have ended, unless the lease was confirmed a short while ago.
   local high, odd, floor = marked()

@@ -7,11 +7,12 @@ if redis.call('GET', KEYS[1]) ~= ARGV[2] then return {0, now} end
 local mark = KEYS[3]
 -- lua/counter.lua
 -- The counter of a lock that is held stays, and is at its token at least.
-local token, old = tonumber(string.match(ARGV[2], '%d+$')), redis.call('GET', KEYS[2])
-local counter, least = tonumber(old or '0') or 0, math.max(token, tonumber(ARGV[4]))
-if counter < least then
-  local x, why = least, nil
-  if not old then x, why = look(least, true) elseif enters(least, counter) then x, why = look(least, false) end
+local counter, why = parsed(redis.call('GET', KEYS[2]))
+if why then return why end
+local least = math.max(tonumber(string.match(ARGV[2], '%d+$')), tonumber(ARGV[4]))
+if not counter or counter < least then
+  local x = least
+  if not counter then x, why = look(least, true) elseif enters(least, counter) then x, why = look(least, false) end
   if why then return why end
   redis.call('SET', KEYS[2], digits(x), 'PX', life(x, ARGV[5]))
 else
