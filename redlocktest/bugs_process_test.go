@@ -83,7 +83,6 @@ func TestStressOfProcessesWithClocksOfTheirOwn(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			tidy(t, report.Failures)
 			if found := len(report.Failures) > 0; found != finds {
 				t.Errorf("found: %v; %v", report.Failures, report)
 			}
@@ -109,7 +108,6 @@ func TestStressOfProcessesWhoseSessionsEnd(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			tidy(t, report.Failures)
 			if found := len(report.Failures) > 0; found != finds {
 				t.Errorf("found: %v; %v", report.Failures, report)
 			}

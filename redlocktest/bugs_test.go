@@ -128,7 +128,6 @@ func (b bug) find(t *testing.T) (all []*Failure) {
 	check := func() {
 		for i := 0; i < runs && b.shownBy(all) == nil; i++ {
 			all = failures(t, once())
-			tidy(t, all)
 		}
 	}
 	if b.alone || b.check != nil {

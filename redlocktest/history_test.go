@@ -1,12 +1,13 @@
 package redlocktest
 
 import (
-	"os"
-	"regexp"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/anishathalye/porcupine"
+
+	"github.com/redlock-go/redlock/driver"
 )
 
 // op returns a call on one key that lasts from call to ret.
@@ -178,14 +179,18 @@ func TestAnUndecidedHistoryIsAFailure(t *testing.T) {
 	})
 }
 
-// tidy removes the files that these failures name.
-func tidy(t *testing.T, all []*Failure) {
-	t.Helper()
-	for _, f := range all {
-		for _, path := range regexp.MustCompile(`All calls of the key: (\S+)`).FindAllStringSubmatch(f.Text, -1) {
-			if err := os.Remove(path[1]); err != nil {
-				t.Error(err)
-			}
-		}
+// TestALossThatAFaultFollowsIsNoFaults: a process tells that a lease was lost with its session, and
+// later, before the lease is released, the process is stopped. The session had ended before that.
+func TestALossThatAFaultFollowsIsNoFaults(t *testing.T) {
+	s := &stress{
+		run:     &run{h: &Harness{}, info: driver.Info{Features: driver.FeatureFencing | driver.FeatureSession}},
+		start:   time.Now(),
+		clients: []*stressClient{{id: 0}, {id: 1, remote: true}},
+		faults:  []*stressFault{{name: "stop a process", client: 1, begin: 30, end: 40}},
+	}
+	release := op(releaseOp, 1, lost, 0, 50, 60)
+	release.Output = output{verdict: lost, open: 11}
+	if f := s.fault([]porcupine.Operation{op(acquireOp, 1, granted, 5, 1, 10), op(renewOp, 1, lost, 0, 12, 20), release}); f != nil {
+		t.Errorf("%s: %s", f.broken, f.text)
 	}
 }

@@ -24,7 +24,7 @@ type tenure struct {
 	fence       uint64
 	call, ret   int64 // of the grant
 	parts       [][2]int64
-	cut         bool  // its session may have ended: by a fault, or in a process by what the stress does not see
+	cut         int64 // since when its session may have ended: by a fault, or in a process by what the stress does not see; zero: it has not
 	over        int64 // when the lease was certainly over on the server, or the end of the record
 }
 
@@ -72,7 +72,7 @@ func (s *stress) fault(ops []porcupine.Operation) *stressFinding {
 	if slices.ContainsFunc(ops, func(o porcupine.Operation) bool { return o.Input.(input).shared }) {
 		return nil // the model has no shared mode
 	}
-	if !slices.ContainsFunc(all, func(t tenure) bool { return t.cut }) {
+	if !slices.ContainsFunc(all, func(t tenure) bool { return t.cut > 0 }) {
 		return s.unexplained(ops, all, end, s.h.maxSteps())
 	}
 	// The time of a loss is unknown: there may be too many orders for a search.
@@ -106,7 +106,9 @@ func (s *stress) tenures(ops []porcupine.Operation, end int64) (all []tenure) {
 				until = min(until, o.Call)
 				if out.open > 0 {
 					until = min(until, out.open)
-					t.cut = t.cut || s.session() && s.clients[t.client].remote
+					if s.session() && s.clients[t.client].remote {
+						t.cut = t.call // though a fault may have come later
+					}
 				}
 				if in.kind == releaseOp && (out.verdict == granted || out.verdict == lost) {
 					t.over = min(t.over, o.Return)
@@ -115,7 +117,7 @@ func (s *stress) tenures(ops []porcupine.Operation, end int64) (all []tenure) {
 		}
 		if s.session() {
 			if cut := s.cutFrom(t.client, t.call, t.over); cut > 0 {
-				t.cut, until = true, min(until, cut)
+				t.cut, until = cmp.Or(t.cut, cut), min(until, cut)
 			}
 		}
 		for i := range t.parts {
@@ -267,7 +269,7 @@ func (s *stress) whole(ops []porcupine.Operation, all []tenure, end int64) []por
 // cuts returns the events of a session that may have ended: its client notices, and the server, perhaps
 // later.
 func (s *stress) cuts(ops []porcupine.Operation, t tenure) (events []porcupine.Operation) {
-	if !t.cut {
+	if t.cut == 0 {
 		return nil
 	}
 	i := slices.IndexFunc(ops, func(o porcupine.Operation) bool {
@@ -279,9 +281,8 @@ func (s *stress) cuts(ops []porcupine.Operation, t tenure) (events []porcupine.O
 	}
 	in := ops[i].Input.(input)
 	in.cut = true
-	from := max(t.call, s.cutFrom(t.client, t.call, t.over))
 	for _, in.kind = range []kind{loseOp, reapOp} {
-		events = append(events, porcupine.Operation{ClientId: t.client, Input: in, Call: from, Output: output{verdict: unknown}, Return: t.over})
+		events = append(events, porcupine.Operation{ClientId: t.client, Input: in, Call: t.cut, Output: output{verdict: unknown}, Return: t.over})
 	}
 	return events
 }
