@@ -19,6 +19,8 @@ var (
 	mdLink     = regexp.MustCompile(`\]\(([^)#:]*)(#[^)]*)?\)`)
 	mdHeading  = regexp.MustCompile(`(?m)^#+ (.*)$`)
 	notAnchor  = regexp.MustCompile(`[^\p{L}\p{N}_ -]`)
+	uses       = regexp.MustCompile(`uses: (.*)`)
+	pinned     = regexp.MustCompile(`^[\w/-]+@[0-9a-f]{40} # v[\d.]+$`)
 )
 
 // TestDocuments checks what the documents and all.bash name: each test, each case of the conformance suite,
@@ -95,6 +97,20 @@ func TestDocuments(t *testing.T) {
 	}
 	if len(tests) < 500 || len(suite) < 50 || len(documents) < 15 {
 		t.Errorf("%d tests, %d cases and %d documents were found", len(tests), len(suite), len(documents))
+	}
+}
+
+// TestWorkflowsPinTheirActions checks that each action is named by its commit: a tag can be moved.
+func TestWorkflowsPinTheirActions(t *testing.T) {
+	text, err := os.ReadFile("../.github/workflows/ci.yml")
+	actions := uses.FindAllStringSubmatch(string(text), -1)
+	if err != nil || len(actions) == 0 {
+		t.Fatal(len(actions), err)
+	}
+	for _, m := range actions {
+		if !pinned.MatchString(m[1]) {
+			t.Errorf("%s is not pinned", m[1])
+		}
 	}
 }
 
