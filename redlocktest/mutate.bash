@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Alters the Lua scripts, one place at a time, and looks whether the tests notice it:
+# Alters the Lua scripts or Go packages, one place at a time, and looks whether the tests notice it:
 # `redlocktest/mutate.bash --help`. It needs bash 3.2.
 set -u -o pipefail
 export GOFLAGS="${GOFLAGS:+$GOFLAGS }-trimpath"
@@ -7,6 +7,7 @@ export GOFLAGS="${GOFLAGS:+$GOFLAGS }-trimpath"
 usage() {
 	cat <<'END'
 usage: redlocktest/mutate.bash [--list] [SCRIPT...]
+       redlocktest/mutate.bash --go PACKAGE...
 
 Each call of the server, comparison, "and", "or", "not" and number of the scripts (all, or
 those named) is altered in turn: a call does nothing and returns nil, a comparison loses
@@ -16,9 +17,13 @@ stand in redlocktest/testdata/equivalent-mutants.txt, each with the reason why n
 tell it from the script. The exit status is 0 only if they do.
 
   --list  print the mutants and run nothing
+  --go    alter Go packages of this module and those below them, such as ./drivers/memory, with
+          gremlins. A mutant is noticed if a short test of its package fails or hangs. It prints the
+          others, and fails if they are more than one in twenty. A package takes minutes to hours.
 END
 }
 
+gremlins=github.com/go-gremlins/gremlins/cmd/gremlins@v0.6.0
 scripts=drivers/internal/redisnode/lua
 table=redlocktest/testdata/equivalent-mutants.txt
 
@@ -102,6 +107,18 @@ worker() {
 }
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
+if [ "${1:-}" = --go ]; then
+	[ $# -gt 1 ] || { usage >&2; exit 2; }
+	tools=$(mktemp -d "${TMPDIR:-/tmp}/redlock-mutate.XXXXXX") || exit 1
+	trap 'rm -rf "$tools"' EXIT
+	GOBIN=$tools go install "$gremlins" || exit 1
+	mkdir "$tools/t" && status=0
+	for package in "${@:2}"; do
+		TMPDIR=$tools/t GOFLAGS="$GOFLAGS -short" "$tools/gremlins" unleash --timeout-coefficient 20 \
+			--output-statuses l --threshold-efficacy 95 "$package" || status=1
+	done
+	exit $status
+fi
 list="" files=()
 for arg in "$@"; do
 	case $arg in
