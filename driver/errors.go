@@ -94,11 +94,10 @@ type RefusedError struct {
 	Reason string
 	// Err is the server's own error, if there is one, free of secrets.
 	Err error
-	// Clock and Server are as in Grant, if the server sent them: a node that does not vote yet
-	// still sends its time.
-	Clock  time.Time
-	Server string
-	_      struct{}
+	// Clock is as in Grant, if the server sent it: a node that does not vote yet still sends its
+	// time.
+	Clock time.Time
+	_     struct{}
 }
 
 // Error returns the reason, and how long to wait before asking again.

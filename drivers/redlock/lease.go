@@ -437,7 +437,7 @@ func (r *result) read() {
 	case errors.Is(r.err, driver.ErrInvalid):
 		r.answer = misuse
 	case errors.As(r.err, &refusal):
-		r.answer, r.grant.Clock, r.grant.Server = refused, refusal.Clock, refusal.Server
+		r.answer, r.grant.Clock = refused, refusal.Clock
 		if refusal.RetryAfter > 0 {
 			r.answer = deferred
 		}

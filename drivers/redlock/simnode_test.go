@@ -379,7 +379,7 @@ func refusedByGuard(r simReply) error {
 	if r.till == simPending {
 		after = 20 * time.Millisecond
 	}
-	return &driver.RefusedError{RetryAfter: after, Reason: "quarantined: " + r.why, Clock: r.clock, Server: r.server}
+	return &driver.RefusedError{RetryAfter: after, Reason: "quarantined: " + r.why, Clock: r.clock}
 }
 
 func (n *simNode) known() *simProcess {

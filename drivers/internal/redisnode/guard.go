@@ -233,7 +233,7 @@ func (g *guard) readHandshake(ctx context.Context, p *process, q *quorum.Info, r
 		p.adopt(g.space, terms)
 		return nil // once more, with the terms of the server
 	case code == 5:
-		return g.refuse(p, memory.Pending, now, why, time.UnixMicro(now)) // the other nodes must be asked first
+		return g.refuse(memory.Pending, now, why, time.UnixMicro(now)) // the other nodes must be asked first
 	}
 	known := p.adopt(g.space, terms)
 	known.from.Store(from)
@@ -256,14 +256,14 @@ func (g *guard) quarantine(p *process, reply []any, clock time.Time) error {
 	if known := p.guarded.Load(); known != nil {
 		g.announce(known, till, now, why)
 	}
-	return g.refuse(p, till, now, why, clock)
+	return g.refuse(till, now, why, clock)
 }
 
 // refuse makes the error of a server that does not vote.
-func (g *guard) refuse(p *process, till, now int64, why string, clock time.Time) error {
+func (g *guard) refuse(till, now int64, why string, clock time.Time) error {
 	e := &driver.RefusedError{
 		Reason: g.cfg.Addr + ": " + memory.InQuarantine(why, till, now), RetryAfter: time.Duration(till-now) * time.Microsecond,
-		Clock: clock, Server: p.run,
+		Clock: clock,
 	}
 	if till == memory.Pending {
 		e.RetryAfter = 20 * time.Millisecond
