@@ -40,6 +40,32 @@ func TestServersKeepTheLockForAtLeastAndNoLonger(t *testing.T) {
 	}
 }
 
+// With file only a process can keep a lock: after dlock is killed, the guard keeps it.
+func TestAtLeastKeepsAFileLock(t *testing.T) {
+	t.Parallel()
+	const atLeast = 4 * time.Second
+	for command, killed := range map[string]bool{"exit 0": false, "exec sleep 1000": true} {
+		t.Run(command, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			start := time.Now()
+			p := w.start("run", "--at-least", atLeast.String(), "k", "--", "sh", "-c", "echo $$ > pid; "+command)
+			pid := w.pid("pid")
+			if killed {
+				p.signal(syscall.SIGKILL)
+			}
+			eventually(t, "the command's end", func() bool { return !alive(pid) })
+			w.want(0, "run", "--wait", "1m", "k", "--", "true")
+			if since := time.Since(start); since < atLeast {
+				t.Errorf("the lock was kept for %v, want %v", since, atLeast)
+			}
+			if !killed {
+				p.ends(0, "")
+			}
+		})
+	}
+}
+
 // keptFor checks that a lock that was granted between two instants is kept for d.
 func (w *world) keptFor(url, key string, after, before time.Time, d time.Duration) {
 	w.t.Helper()

@@ -3,23 +3,29 @@ package cli
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
+	"maps"
 	"os"
-	"runtime/debug"
+	"os/signal"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
+	"syscall"
+	"time"
 
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
-	"github.com/redlock-go/redlock/driver/printable"
 )
 
-// To add an option to a command: declare it in the command's function, which the list commands
-// below names (newRun in run.go, newStatus in status.go, …), and use it there; describe it in the
-// command's section of doc.go, the manual, from which help and completion take their words; and
-// put a right and a wrong use of it into the tables of usage_test.go. What runs while the lock is
-// held is in execution.go.
+// To add an option to a command: declare it and use it in the command's function, which the list
+// commands below names (newRun in run.go, newStatus in status.go, …); describe it in the command's
+// section of doc.go, the manual, from which help and completion take their words; and put a right and
+// a wrong use of it into the tables of usage_test.go. That is all, unless the option is for what runs
+// while the lock is held: that is in execution.go. Declare it with one of c.flags, c.duration and
+// c.number.
 
 // commands are dlock's commands. Each function declares the flags, and returns what runs.
 func commands() map[string]func(*call) func() error {
@@ -36,19 +42,6 @@ func commands() map[string]func(*call) func() error {
 		"help":       newHelp,
 	}
 }
-
-// The exit codes of dlock itself. Those up to 78 are from sysexits.h, the others are those of a
-// shell.
-const (
-	exitUsage       = 64
-	exitUnavailable = 69
-	exitIO          = 74
-	exitHeld        = 75
-	exitLost        = 76
-	exitCannotRun   = 126
-	exitNotFound    = 127
-	exitSignal      = 128 // plus the signal's number
-)
 
 // Main runs the command line args, of which the first is the program's name, and returns
 // the exit code. It writes its errors to stderr, one line each, and returns when the
@@ -74,180 +67,210 @@ func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	return c.exitCode(err)
 }
 
-// A console has the streams of one run of the program.
-type console struct {
-	stdin    io.Reader
-	out, err *stream
-	lines    *backlog // to err
+// A call is one command line, of one of the commands.
+type call struct {
+	*console
+	name    string // the command's
+	flags   *flag.FlagSet
+	given   map[string]bool // the flags that were given
+	args    []string        // what stands before --
+	command []string        // what stands after it
+	dashes  bool            // there is a --
+	url     string
 }
 
-// A stream makes one Write at a time, because dlock and its command write concurrently, and
-// remembers the first error, so that what prints need not return it.
-type stream struct {
-	w   io.Writer
-	mu  *sync.Mutex
-	err error
+func (c *console) newCall(name string) *call {
+	return &call{console: c, name: name, flags: flag.NewFlagSet(name, flag.ContinueOnError), given: map[string]bool{}}
 }
 
-func (s *stream) Write(p []byte) (n int, err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	n, err = s.w.Write(p)
-	if s.err == nil {
-		s.err = err
+// run runs a command line.
+func (c *console) run(args []string) error {
+	if err := checkArgs(args); err != nil {
+		return err
 	}
-	return n, err
-}
-
-// inherited is the stream for the command: a file itself, which the command then shares.
-func (s *stream) inherited() io.Writer {
-	if f, ok := s.w.(*os.File); ok {
-		return f
+	name := "help"
+	if len(args) > 0 {
+		name, args = args[0], args[1:]
 	}
-	return s
-}
-
-// printf writes one line to stderr.
-func (c *console) printf(format string, args ...any) { c.lines.put(false, format, args...) }
-
-// A backlog writes lines in the background, so that a slow reader of stderr delays neither the
-// command nor the release of its lock.
-type backlog struct {
-	w              io.Writer
-	lines          chan string
-	stop, finished chan struct{}
-}
-
-func newBacklog(w io.Writer) *backlog {
-	b := &backlog{w, make(chan string, 256), make(chan struct{}), make(chan struct{})}
-	go b.write()
-	return b
-}
-
-// put queues a line. An optional one is dropped if many wait, any if very many do.
-func (b *backlog) put(optional bool, format string, args ...any) {
-	if optional && len(b.lines) > cap(b.lines)/2 {
-		return
+	switch name {
+	case "-h", "--help":
+		name = "help"
+	case "--version":
+		name = "version"
+	case "__complete":
+		return c.complete(args)
 	}
-	select {
-	case b.lines <- "dlock: " + oneLine(fmt.Sprintf(format, args...)) + "\n":
-	default:
-	}
-}
-
-func (b *backlog) write() {
-	defer close(b.finished)
-	for stop := b.stop; stop != nil || len(b.lines) > 0; {
-		select {
-		case line := <-b.lines:
-			_, _ = io.WriteString(b.w, line) // nobody is left to be told
-		case <-stop:
-			stop = nil // write the rest
-		}
-	}
-}
-
-// close waits until all lines are written.
-func (b *backlog) close() {
-	close(b.stop)
-	<-b.finished
-}
-
-// oneLine joins the lines of an error, because a driver's may have several, and escapes what may
-// disturb a terminal.
-func oneLine(s string) string {
-	breaks := func(r rune) bool { return r == '\n' || r == '\r' || r == '\t' }
-	return printable.Text(strings.Join(strings.FieldsFunc(strings.TrimPrefix(s, "dlock: "), breaks), " "))
-}
-
-// exitError ends the program with a code, and a line on stderr unless text is empty.
-type exitError struct {
-	code int
-	text string
-}
-
-func (f *exitError) Error() string { return f.text }
-
-func failf(code int, format string, args ...any) error {
-	return &exitError{code, fmt.Sprintf(format, args...)}
-}
-
-// exitCode writes the line of an error, and returns its exit code.
-func (c *console) exitCode(err error) int {
-	var f *exitError
-	if err = failure(err); !errors.As(err, &f) {
-		return 0
-	}
-	if f.text != "" {
-		c.printf("%s", f.text)
-	}
-	return f.code
-}
-
-// failure gives an error of package dlock or of a driver its exit code, and its message for users
-// of the command.
-func failure(err error) error {
-	var f *exitError
+	newCommand, known := commands()[name]
 	switch {
-	case err == nil:
-		return nil
-	case errors.As(err, &f):
-		return f
-	case errors.Is(err, dlock.ErrInvalid):
-		return failf(exitUsage, "%s", forUsers(err.Error()))
-	case errors.Is(err, dlock.ErrLost):
-		return failf(exitHeld, "%v: nothing was changed", err)
-	case errors.Is(err, context.Canceled): // by a signal
-		return &exitError{code: exitSignal + 2}
+	case !known && slices.Contains(args, "--"):
+		return failf(exitUsage, "there is no such command: did you mean dlock run KEY -- COMMAND [ARG...]?")
+	case !known: // it may be a misplaced password, so it is not repeated
+		return failf(exitUsage, "there is no such command: dlock has %s", strings.Join(slices.Sorted(maps.Keys(commands())), ", "))
 	}
-	return failf(exitUnavailable, "%v: check the backend and its URL", err)
+	call := c.newCall(name)
+	run := newCommand(call)
+	err := call.parse(args)
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+		return c.help("dlock " + name)
+	case err != nil:
+		return err
+	}
+	return run()
 }
 
-// waitingHelps reports whether the same call may succeed later.
-func waitingHelps(err error) bool {
-	var refused *driver.RefusedError
-	return !errors.Is(err, dlock.ErrInvalid) && (!errors.As(err, &refused) || refused.RetryAfter > 0)
-}
-
-// forUsers replaces the names of dlock's options by the flags that set them, and the advice to a
-// program's author to import a driver by one to a user of the command.
-func forUsers(text string) string {
-	text = strings.NewReplacer("WithTTL", "--ttl", "WithMinHold", "--at-least", "WithMaxHold", "--max-hold",
-		"WithOwnerLabel", "--label", "WithShared", "--shared").Replace(text)
-	before, rest, found := strings.Cut(text, " (forgotten import")
-	if !found {
-		return text
-	}
-	pkg, after, _ := strings.Cut(rest, ")")
-	if strings.HasPrefix(pkg, " of ") { // a driver of this module
-		before += " here; the command with all drivers: go install " + module + "/drivers/everything/cmd/dlock@latest"
-	}
-	return before + after
-}
-
-// module is the path of this package's module.
-const module = "github.com/redlock-go/redlock"
-
-func newVersion(c *call) func() error {
-	return func() error {
-		if err := c.want(0, 0); err != nil {
-			return err
+// parse reads the flags, which may stand among the arguments, up to a "--". No error repeats a
+// value, which may be a misplaced password.
+func (c *call) parse(args []string) error {
+	for len(args) > 0 {
+		arg := args[0]
+		args = args[1:]
+		if arg == "--" {
+			c.command, c.dashes = args, true
+			return nil
 		}
-		fmt.Fprintln(c.out, "dlock", version())
-		return nil
+		if len(arg) < 2 || arg[0] != '-' {
+			c.args = append(c.args, arg)
+			continue
+		}
+		name, value, set := strings.Cut(strings.TrimPrefix(arg[1:], "-"), "=")
+		if arg[1] == 'E' { // the one short flag, with its value in the same word or in the next
+			name, value = "conflict-exit-code", strings.TrimPrefix(arg[2:], "=")
+			set = value != ""
+		}
+		f := c.flags.Lookup(name)
+		switch {
+		case name == "h", name == "help":
+			return flag.ErrHelp
+		case f == nil:
+			var all []string
+			c.flags.VisitAll(func(f *flag.Flag) { all = append(all, "--"+f.Name) })
+			return failf(exitUsage, "there is no such flag: dlock %s has %s", c.name, strings.Join(append(all, "--help"), ", "))
+		case set:
+		case isSwitch(f):
+			value = "true"
+		case len(args) == 0:
+			return c.wrong(name, "needs a value")
+		default:
+			value, args = args[0], args[1:]
+		}
+		if err := f.Value.Set(value); err != nil && isSwitch(f) {
+			return c.wrong(name, "must be true or false")
+		} else if err != nil {
+			return c.wrong(name, err.Error())
+		}
+		c.given[name] = true
 	}
+	return nil
 }
 
-// version returns the versions of this module and of Go.
-func version() string {
-	info, ok := debug.ReadBuildInfo()
+func isSwitch(f *flag.Flag) bool {
+	b, ok := f.Value.(interface{ IsBoolFlag() bool })
+	return ok && b.IsBoolFlag()
+}
+
+func (c *call) wrong(name, text string) error {
+	return failf(exitUsage, "--%s %s (see dlock %s --help)", name, text, c.name)
+}
+
+// duration declares a flag whose value is a duration.
+func (c *call) duration(p *time.Duration, name string) {
+	c.flags.Func(name, "", func(s string) (err error) {
+		if *p, err = time.ParseDuration(s); err != nil || *p < 0 {
+			return errors.New("must be a duration such as 90s or 2h30m")
+		}
+		return nil
+	})
+}
+
+// number declares a flag whose value is a number between two others.
+func (c *call) number(p *uint64, name string, least, most uint64) {
+	c.flags.Func(name, "", func(s string) (err error) {
+		if *p, err = strconv.ParseUint(s, 10, 64); err == nil && least <= *p && *p <= most {
+			return nil
+		}
+		return fmt.Errorf("must be a number from %d to %d", least, most)
+	})
+}
+
+// exclusive refuses more than one of some flags.
+func (c *call) exclusive(flags ...string) error {
+	var given []string
+	for _, f := range flags {
+		if c.given[f] {
+			given = append(given, "--"+f)
+		}
+	}
+	if len(given) > 1 {
+		return failf(exitUsage, "%s contradict each other: leave one out", strings.Join(given, " and "))
+	}
+	return nil
+}
+
+// want refuses another number of arguments.
+func (c *call) want(least, most int) error {
+	c.args = append(c.args, c.command...) // a -- changes nothing
+	if n := len(c.args); n < least || n > most {
+		return c.usage("wrong arguments")
+	}
+	return nil
+}
+
+// wantCommand refuses all but a key and a command.
+func (c *call) wantCommand() error {
+	if len(c.args) != 1 || len(c.command) == 0 {
+		return c.usage("one key must stand before --, and the command after it")
+	}
+	return nil
+}
+
+func (c *call) usage(wrong string) error {
+	form, _ := summary(c.name)
+	return failf(exitUsage, "%s: %s", wrong, form)
+}
+
+// withURL declares the flag --url.
+func (c *call) withURL() { c.flags.StringVar(&c.url, "url", "", "") }
+
+// open opens the backend.
+func (c *call) open(options ...dlock.Option) (*dlock.Client, error) {
+	url, err := chooseURL(c.url, c.given["url"])
+	if err != nil {
+		return nil, err
+	}
+	return dlock.OpenURL(url, append(options, dlock.WithLogger(nil))...) // what happens is reported otherwise
+}
+
+// endSignals are the signals that end a wait.
+var endSignals = []os.Signal{os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT}
+
+// operatorTimeout bounds one request of an operator's command to the servers.
+const operatorTimeout = 30 * time.Second
+
+// once opens the backend for a command of operators, and calls f until a signal or the timeout ends
+// it.
+func (c *call) once(f func(context.Context, *dlock.Client) error) error {
+	client, err := c.open()
+	if err != nil {
+		return err
+	}
+	defer client.Close() //nolint:errcheck // nothing is held
+	ctx, stop := signal.NotifyContext(context.Background(), endSignals...)
+	defer stop()
+	ctx, cancel := context.WithTimeout(ctx, operatorTimeout)
+	defer cancel()
+	return f(ctx, client)
+}
+
+// optional returns the backend as one that has an interface of package driver that is optional.
+func optional[T any](c *dlock.Client, cannot string) (T, error) {
+	t, ok := c.Backend().(T)
 	if !ok {
-		return "(unknown version)"
+		return t, driver.Invalid(c.Backend().Info().Name, "%s", cannot)
 	}
-	for _, m := range append(info.Deps, &info.Main) {
-		if m.Path == module {
-			return m.Version + " " + info.GoVersion
-		}
-	}
-	return "(unknown version) " + info.GoVersion
+	return t, nil
+}
+
+func inspector(c *dlock.Client) (driver.Inspector, error) {
+	return optional[driver.Inspector](c, "cannot tell who holds what")
 }

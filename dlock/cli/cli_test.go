@@ -281,12 +281,8 @@ func (w *world) run(args ...string) (code int, stdout, stderr string) {
 	if i := slices.Index(args, "--"); i >= 0 && (args[0] == "run" || args[0] == "elect") {
 		args = slices.Insert(slices.Clone(args), i+1, "sh", "-c", `cd "$0" && exec "$@"`, w.dir)
 	}
-	at := 1
-	if args[0] == "__complete" {
-		at = 2
-	}
-	if len(args) >= at && !slices.Contains(args, "--url") {
-		args = slices.Insert(slices.Clone(args), at, "--url", w.url)
+	if !slices.Contains(args, "--url") {
+		args = slices.Insert(slices.Clone(args), 1, "--url", w.url)
 	}
 	return outside(w.t, nil, args...)
 }

@@ -96,7 +96,7 @@
 //	--verbose         say where dlock locks, and what happens
 //
 //	dlock elect scheduler -- /usr/local/bin/scheduler
-//	dlock status --watch scheduler      # who leads
+//	watch dlock status scheduler        # who leads
 //
 // # dlock status
 //
@@ -115,9 +115,8 @@
 // The flags:
 //
 //	--url URL         the backend (dlock help url)
-//	--json            print the states in JSON, as package driver's State: an array, or with
-//	                  --watch one in each line; times are RFC 3339, durations nanoseconds
-//	--watch           look again every second, until ctrl-C
+//	--json            print the states in JSON, as an array of package driver's State; times are
+//	                  RFC 3339, durations nanoseconds
 //
 //	dlock status nightly
 //	dlock status --json | jq -r '.[] | select(.waiting > 0) | .key'
@@ -125,8 +124,7 @@
 // # dlock unlock
 //
 // It takes the lock KEY away from the holder that status shows, and from no other: if another
-// client holds the lock by now, nothing changes, the error names the holder, and the exit code is
-// 75.
+// client holds the lock by now, nothing changes, and the exit code is 75.
 //
 // The holder notices at its next renewal, within a third of its TTL (a second on file), and dlock
 // run then kills its command. A process that is stopped or hangs notices when it runs again. Until
@@ -187,8 +185,31 @@
 //
 // # dlock drivers
 //
-// It lists the drivers, their features and the forms of their URLs. Every URL takes the parameters
-// ttl and prefix as well: redis://localhost:6379/0?ttl=30s&prefix=app:
+// It lists the drivers that it has, their features and the forms of their URLs. Every URL takes the
+// parameters ttl and prefix as well: redis://localhost:6379/0?ttl=30s&prefix=app:
+//
+//	memory       memory:NAME                                         one process: for trying things out
+//	file         file:///FOLDER                                      one machine; file: is a folder of this user
+//	redis        redis://USER:PASSWORD@HOST:6379/0
+//	rediss       rediss://USER:PASSWORD@HOST:6379/0                  TLS
+//	redis+unix   redis+unix:///SOCKET
+//	valkey       valkey://USER:PASSWORD@HOST:6379/0
+//	valkeys      valkeys://USER:PASSWORD@HOST:6379/0                 TLS
+//	valkey+unix  valkey+unix:///SOCKET
+//	redlock      redlock:redis://A,redis://B,valkey://C              a majority of servers; options follow as ,NAME=VALUE
+//	both         both:memory:OLD memory:NEW                          two backends, to change from one to the other
+//	postgres     postgres://USER:PASSWORD@HOST:5432/DB
+//	postgresql   postgresql://USER:PASSWORD@HOST:5432/DB             the same
+//	etcd         etcd://USER:PASSWORD@HOST:2379,HOST:2379/PATH
+//	etcds        etcds://USER:PASSWORD@HOST:2379,HOST:2379/PATH      TLS
+//	zk           zk://USER:PASSWORD@HOST:2181,HOST:2181/PATH
+//	zks          zks://USER:PASSWORD@HOST:2181,HOST:2181/PATH        TLS
+//	nats         nats://USER:PASSWORD@HOST:4222,HOST:4222/BUCKET
+//	tls          tls://USER:PASSWORD@HOST:4222,HOST:4222/BUCKET      NATS over TLS
+//	mysql        mysql://USER:PASSWORD@HOST:3306/DB                  a table
+//	mariadb      mariadb://USER:PASSWORD@HOST:3306/DB                the same
+//	pgtable      pgtable://USER:PASSWORD@HOST:5432/DB                a table, behind poolers too
+//	sqlite       sqlite:///FILE                                      a table, one machine
 //
 // The features: fencing, tokens that rise with every grant; session, the lock ends with its
 // process or connection and needs no TTL; queueing, the server keeps a queue of waiters; ordered,
@@ -198,9 +219,8 @@
 //
 // # dlock completion
 //
-// It prints what a shell needs to complete commands, flags, the keys that are held, and of unlock
-// their tokens and sessions. A key with characters that a shell would read as its own is not
-// offered. In ~/.bashrc, in ~/.zshrc after compinit, and in ~/.config/fish/config.fish:
+// It prints what a shell needs to complete commands and flags. In ~/.bashrc, in ~/.zshrc after
+// compinit, and in ~/.config/fish/config.fish:
 //
 //	source <(dlock completion bash)
 //	source <(dlock completion zsh)

@@ -36,7 +36,7 @@ func newDoctor(c *call) func() error {
 			}
 			found = slices.DeleteFunc(found, func(f driver.Diagnostic) bool { return slices.Contains(ignore, f.Code) })
 			if json {
-				err = writeJSON(c.out, append([]driver.Diagnostic{}, found...), "  ") // [] and not null
+				err = writeJSON(c.out, append([]driver.Diagnostic{}, found...)) // [] and not null
 			} else {
 				writeFindings(c.out, found, place(client))
 			}

@@ -376,14 +376,13 @@ func TestDoctorFindsEachMisconfigurationAndItsCommandMendsIt(t *testing.T) {
 	}
 }
 
-// A server that refuses this client is not examined: that is no good report. Nor does a watch go
-// on without an end.
+// A server that refuses this client is not examined: that is no good report.
 func TestAServerThatRefusesTheClientIsNoGoodReport(t *testing.T) {
 	t.Parallel()
 	s := server.StartFor(t, server.KindRedis, server.WithPassword("s3cr3t"))
 	for _, user := range []string{"", ":wr0ng@"} {
 		w := on(t, "redis://"+user+s.Addr())
-		for _, args := range [][]string{{"doctor"}, {"doctor", "--json"}, {"status", "--watch", "k"}} {
+		for _, args := range [][]string{{"doctor"}, {"doctor", "--json"}, {"status", "k"}} {
 			stdout, stderr := w.want(exitUnavailable, args...)
 			if !strings.Contains(stderr, "password") || strings.Contains(stdout+stderr, "wr0ng") || strings.Contains(stdout+stderr, "s3cr3t") {
 				t.Errorf("%v: stdout %q, stderr %q", args, stdout, stderr)

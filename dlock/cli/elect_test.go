@@ -5,7 +5,6 @@ package cli
 import (
 	"os"
 	"sync"
-	"syscall"
 	"testing"
 
 	"github.com/redlock-go/redlock/redlocktest/server"
@@ -35,20 +34,6 @@ func TestALeaderThatLostQueuesAgain(t *testing.T) {
 				t.Error("the command of the term that was lost lives on")
 			}
 		})
-	}
-}
-
-func TestASignalEndsALeaderAndACandidate(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	a := w.start("elect", "k", "--", "sh", "-c", "echo $$ > a; exec sleep 1000")
-	w.pid("a")
-	b := w.start("elect", "k", "--", "touch", "ran")
-	b.signal(syscall.SIGCONT) // it runs; whether it waits already does not matter
-	a.signal(syscall.SIGTERM)
-	a.ends(exitSignal+15, "")
-	if b.ends(0, ""); !w.exists("ran") {
-		t.Error("the next leader ran nothing")
 	}
 }
 

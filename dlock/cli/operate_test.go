@@ -11,7 +11,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/redlocktest/server"
@@ -74,22 +73,16 @@ func stuckHolder(t *testing.T, w *world, backend string) {
 	}
 	switch backend {
 	case "postgres":
-		if _, stderr := w.want(exitUsage, "unlock", "stuck", "--token", fence); !strings.Contains(stderr, "--session "+h.Session) {
+		if _, stderr := w.want(exitUsage, "unlock", "stuck", "--token", fence); !strings.Contains(stderr, "no session") {
 			t.Errorf("with a token unlock says %s", stderr)
 		}
-		_, stderr := w.want(exitHeld, "unlock", "stuck", "--session", "1.2")
-		if !strings.Contains(stderr, h.Session) || !strings.Contains(stderr, "web-4") {
-			t.Errorf("of another session unlock says %s", stderr)
-		}
+		w.want(exitHeld, "unlock", "stuck", "--session", "1.2")
 		w.want(0, "unlock", "stuck", "--session", h.Session)
 	default:
 		if strconv.FormatUint(h.Fence, 10) != fence {
 			t.Errorf("the token is %s, and status says %d", fence, h.Fence)
 		}
-		_, stderr := w.want(exitHeld, "unlock", "stuck", "--token", "5")
-		if !strings.Contains(stderr, fence) || !strings.Contains(stderr, "web-4") {
-			t.Errorf("of another token unlock says %s", stderr)
-		}
+		w.want(exitHeld, "unlock", "stuck", "--token", "5")
 		w.want(0, "unlock", "stuck", "--token", fence)
 	}
 	w.want(0, "run", "stuck", "--", "sh", "-c", "echo $DLOCK_FENCE > next")
@@ -142,7 +135,7 @@ func TestStatusShowsHoldersAndTheQueueInItsOrder(t *testing.T) {
 					all := w.states()
 					return len(all) == 1 && all[0].Key == "k" && all[0].Waiters == 2
 				})
-			} else if _, stderr := w.want(exitUsage, "status", "--watch"); !strings.Contains(stderr, "name them") {
+			} else if _, stderr := w.want(exitUsage, "status"); !strings.Contains(stderr, "name them") {
 				t.Errorf("without keys status says %q", stderr)
 			}
 			if s := w.states("free")[0]; s.Verdict() != "free" || len(s.Holders) != 0 {
@@ -158,81 +151,11 @@ func TestStatusShowsHoldersAndTheQueueInItsOrder(t *testing.T) {
 	}
 }
 
-func TestStatusWatchesUntilItIsTold(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	_, release := w.holder("k")
-	p := w.start("status", "--watch", "--json", "k")
-	shows := func(verdict string) func() bool {
-		return func() bool { return strings.Contains(p.out.String(), `"verdict":"`+verdict+`"`) }
-	}
-	eventually(t, "held", shows("held"))
-	release()
-	eventually(t, "free", shows("free"))
-	p.signal(syscall.SIGINT)
-	if code := p.wait(); code != 0 || p.err.String() != "" {
-		t.Errorf("exit code %d: %s", code, &p.err)
-	}
-}
-
-func TestCommandsFlagsAndKeysAreCompleted(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	for _, key := range []string{"nightly", "night-watch", "daily"} {
-		_, release := w.holder(key, "--label", "web-4")
-		defer release()
-	}
-	// A completion that takes too long returns nothing.
-	completes := func(want func(out string) bool, args ...string) {
-		t.Helper()
-		eventually(t, fmt.Sprintf("%q is completed", args), func() bool {
-			out, _ := w.want(0, append([]string{"__complete"}, args...)...)
-			return want(out)
-		})
-	}
-	for _, command := range []string{"status", "unlock", "run"} {
-		completes(func(out string) bool {
-			return strings.Contains(out, "nightly\tweb-4/") && strings.Contains(out, "night-watch\t") && !strings.Contains(out, "daily")
-		}, command, "night")
-	}
-	if _, out, _ := w.run("__complete", "run", "k", "--", "./sc"); strings.Contains(out, "nightly") {
-		t.Errorf("a command is completed by keys: %s", out)
-	}
-	token := number10(w.states("nightly")[0].Holders[0].Fence)
-	completes(func(out string) bool { return strings.HasPrefix(out, token+"\tweb-4/") }, "unlock", "nightly", "--token", "")
-	completes(func(out string) bool {
-		return strings.Contains(out, "--at-least\tkeep the lock") && !strings.Contains(out, "--json")
-	}, "run", "--")
-	try(t, nil, "", []use{{"__complete d", 0, "doctor\tcheck the servers\ndrivers\tlist the drivers and the forms of their URLs\n", ""}})
-	w.url = "redis://127.0.0.1:1"
-	if code, _, stderr := w.run("__complete", "status", ""); code != 0 || strings.Contains(stderr, "refused") {
-		t.Errorf("without a server completion says %q", stderr)
-	}
-}
-
 func TestTablesLineUpAndHaveNoEmptyColumn(t *testing.T) {
 	var b bytes.Buffer
 	writeTable(&b, "  ", [][]string{{"KEY", "NONE", "HOLDER", "LAST"}, {"kürzel", "", "a", ""}, {"b", "", "longer than that", "x"}})
 	if want := "  KEY     HOLDER            LAST\n  kürzel  a\n  b       longer than that  x\n"; b.String() != want {
 		t.Errorf("got\n%swant\n%s", &b, want)
-	}
-}
-
-func TestTimesAreInWordsOfPeople(t *testing.T) {
-	now := time.Date(2026, 11, 22, 14, 0, 0, 0, time.Local)
-	for got, want := range map[string]string{
-		ago(-time.Second):                      "",
-		ago(12345 * time.Microsecond):          "12ms",
-		ago(8230 * time.Millisecond):           "8.2s",
-		ago(2*time.Hour + 5*time.Minute):       "2h5m0s",
-		since(now.Add(-time.Minute), now):      "13:59:00 (1m0s ago)",
-		since(now.Add(-24*time.Hour), now):     "2026-11-21 14:00:00 (24h0m0s ago)",
-		since(now.Add(time.Second), now) + "|": "14:00:01 (1ms ago)|", // another clock
-		since(time.Time{}, now) + "|nothing":   "|nothing",
-	} {
-		if got != want {
-			t.Errorf("got %q, want %q", got, want)
-		}
 	}
 }
 

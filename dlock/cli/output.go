@@ -54,11 +54,11 @@ func writeTable(out io.Writer, indent string, rows [][]string) {
 }
 
 // writeJSON writes v, and what may disturb a terminal as JSON's escapes.
-func writeJSON(w io.Writer, v any, indent string) error {
+func writeJSON(w io.Writer, v any) error {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
 	e.SetEscapeHTML(false)
-	e.SetIndent("", indent)
+	e.SetIndent("", "  ")
 	if err := e.Encode(v); err != nil {
 		return err
 	}
@@ -115,12 +115,4 @@ func holders(all ...driver.Holder) string {
 		names = append(names, name)
 	}
 	return strings.Join(names, ", ")
-}
-
-// mark names a holder as unlock takes it.
-func mark(h driver.Holder) string {
-	if h.Session != "" {
-		return printable.CommandLine("--session", printable.Text(h.Session))
-	}
-	return "--token " + strconv.FormatUint(h.Fence, 10)
 }

@@ -64,7 +64,6 @@ func newJob(c *call) *job {
 	c.flags.BoolVar(&j.noWait, "no-wait-children", false, "")
 	c.flags.StringVar(&j.label, "label", "", "")
 	c.flags.BoolVar(&j.verbose, "verbose", false, "")
-	c.keys = true
 	return j
 }
 

@@ -187,23 +187,6 @@ while [ ! -e go ]; do sleep 0.2 & wait; done`
 	p.ends(128+15, "")
 }
 
-func TestAtLeastKeepsTheLock(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	start := time.Now()
-	p := w.start("run", "--at-least", "2s", "k", "--", "sh", "-c", "echo done > done")
-	w.content("done")
-	code, _, stderr := w.run("run", "--wait", "0", "k", "--", "true")
-	if since := time.Since(start); code != exitHeld && since < 2*time.Second {
-		t.Errorf("%v after the start: exit code %d, stderr: %s", since, code, stderr)
-	}
-	w.want(0, "run", "--wait", "1m", "k", "--", "true")
-	if since := time.Since(start); since < 2*time.Second {
-		t.Errorf("the lock was kept for %v", since)
-	}
-	p.ends(0, "")
-}
-
 // While dlock waits for a backend that is out of reach it says so when that begins, and then once
 // a minute, with how to stop it.
 func TestAnOutageThatIsWaitedOutIsToldEveryMinute(t *testing.T) {

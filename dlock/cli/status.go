@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,77 +15,27 @@ import (
 	"github.com/redlock-go/redlock/driver/printable"
 )
 
-// watchInterval is the time between two looks of status --watch.
-const watchInterval = time.Second
-
 func newStatus(c *call) func() error {
-	var json, watch bool
+	var json bool
 	c.withURL()
 	c.flags.BoolVar(&json, "json", false, "")
-	c.flags.BoolVar(&watch, "watch", false, "")
-	c.keys = true
-	look := func(ctx context.Context, client *dlock.Client) error {
-		states, err := statesOf(ctx, client, c.args)
-		switch {
-		case err != nil:
-			return err
-		case json && watch:
-			return writeJSON(c.out, states, "")
-		case json:
-			return writeJSON(c.out, states, "  ")
-		}
-		var b strings.Builder // a screen is written at once
-		terminal := onTerminal(c.out.w)
-		if watch && terminal {
-			b.WriteString("\x1b[H\x1b[J") // from the top of the screen
-		}
-		if len(states) == 0 {
-			fmt.Fprintf(&b, "no lock is held %s\n", place(client))
-		} else {
-			writeStates(&b, states, time.Now(), len(c.args) > 0)
-		}
-		if watch && !terminal {
-			b.WriteByte('\n')
-		}
-		_, err = io.WriteString(c.out, b.String())
-		return err
-	}
 	return func() error {
 		_ = c.want(0, math.MaxInt) // any number is right
-		if !watch {
-			return c.once(look)
-		}
-		return c.operate(func(ctx context.Context, client *dlock.Client) error {
-			for {
-				one, cancel := context.WithTimeout(ctx, operatorTimeout)
-				err := look(one, client)
-				cancel()
-				switch {
-				case ctx.Err() != nil:
-					return nil
-				case err != nil && !waitingHelps(err):
-					return err
-				case err != nil: // it may come back
-					c.printf("%v", failure(err))
-				}
-				select {
-				case <-time.After(watchInterval):
-				case <-ctx.Done():
-					return nil
-				}
+		return c.once(func(ctx context.Context, client *dlock.Client) error {
+			states, err := statesOf(ctx, client, c.args)
+			switch {
+			case err != nil:
+				return err
+			case json:
+				return writeJSON(c.out, states)
+			case len(states) == 0:
+				fmt.Fprintf(c.out, "no lock is held %s\n", place(client))
+			default:
+				writeStates(c.out, states, time.Now(), len(c.args) > 0)
 			}
+			return nil
 		})
 	}
-}
-
-// onTerminal reports whether a stream goes to a terminal.
-func onTerminal(w io.Writer) bool {
-	f, ok := w.(*os.File)
-	if !ok {
-		return false
-	}
-	fi, err := f.Stat()
-	return err == nil && fi.Mode()&os.ModeCharDevice != 0
 }
 
 // statesOf returns the states of the keys, in their order; without keys it returns the states of

@@ -368,19 +368,3 @@ func TestAStoppedGuardDoesNotKillTheCommandOfARenewedLease(t *testing.T) {
 	p.signal(syscall.SIGUSR1)
 	p.ends(5, "")
 }
-
-// With file only a process can keep a lock: after dlock is killed, the guard keeps it.
-func TestAKilledDlockKeepsAFileLockForAtLeast(t *testing.T) {
-	t.Parallel()
-	const atLeast = 4 * time.Second
-	w := newWorld(t)
-	start := time.Now()
-	p := w.start("run", "--at-least", atLeast.String(), "k", "--", "sh", "-c", "echo $$ > pid; exec sleep 1000")
-	pid := w.pid("pid")
-	p.signal(syscall.SIGKILL)
-	eventually(t, "the command's end", func() bool { return !alive(pid) })
-	w.want(0, "run", "--wait", "1m", "k", "--", "true")
-	if since := time.Since(start); since < atLeast {
-		t.Errorf("the lock was kept for %v, want %v", since, atLeast)
-	}
-}

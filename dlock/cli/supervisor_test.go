@@ -2,7 +2,6 @@ package cli
 
 import (
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -36,36 +35,5 @@ func TestTheEndOfAMaximumHoldNamesItsFlag(t *testing.T) {
 	h := &execution{job: &job{key: "k"}, lost: dlock.ErrMaxHold}
 	if why := h.why(); !strings.Contains(why, "--max-hold") {
 		t.Errorf("the reason is %q", why)
-	}
-}
-
-func TestTheSupervisorLooksInTime(t *testing.T) {
-	for _, c := range []struct {
-		what        string
-		s           supervisor
-		term, kill  time.Duration // from now; zero: never
-		least, most time.Duration
-	}{
-		{"without deadlines, as the machine may sleep", supervisor{}, 0, 0, clockInterval, clockInterval},
-		{"far off", supervisor{}, time.Hour, 2 * time.Hour, clockInterval, clockInterval},
-		{"near", supervisor{}, 50 * time.Millisecond, time.Hour, 0, 50 * time.Millisecond},
-		{"after SIGTERM: the next is SIGKILL", supervisor{now: report{Termed: true}}, -time.Second, time.Hour, clockInterval, clockInterval},
-		{"while killing", supervisor{killing: 1}, 0, 0, killInterval, killInterval},
-	} {
-		c.s.tree, c.s.times = &processTree{}, new(deadlines)
-		for at, d := range map[*atomic.Int64]time.Duration{&c.s.times.term: c.term, &c.s.times.kill: c.kill} {
-			if d != 0 {
-				at.Store(int64(machineNow() + d))
-			}
-		}
-		if d := c.s.next(); d < c.least || d > c.most {
-			t.Errorf("%s: looks again after %v, want %v to %v", c.what, d, c.least, c.most)
-		}
-	}
-}
-
-func TestMessagesAreOneLine(t *testing.T) {
-	if got := oneLine("dlock: a\nb\r\n\tc"); got != "a b c" {
-		t.Errorf("got %q", got)
 	}
 }

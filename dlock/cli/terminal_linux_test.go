@@ -115,46 +115,45 @@ func (s *screen) expect(text string) {
 	})
 }
 
-func TestTheCommandReadsFromTheTerminal(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	s := newScreen(w)
-	s.line(`$dlock run k -- sh -c 'echo started; read a; echo "got <$a>"'; echo "code $?"`)
-	s.expect("started")
-	s.line("hello")
-	s.expect("got <hello>")
-	s.expect("code 0")
-	s.line("echo the shell has it again")
-	s.expect("the shell has it again")
+// What a person types, each line or key behind a '>', and what then comes on the screen.
+var dialogs = map[string][]string{
+	"the command reads from the terminal": {
+		`>$dlock run k -- sh -c 'echo started; read a; echo "got <$a>"'; echo "code $?"` + "\n", "started",
+		">hello\n", "got <hello>", "code 0", ">echo the shell has it again\n", "the shell has it again",
+	},
+	"ctrl-C of a terminal that is not lent": {
+		`>$dlock run k -- sh -c 'trap "echo int; exit 9" INT; echo started; while :; do sleep 0.2 & wait; done'; echo "code $?"` + "\n", "started",
+		">\x03", "int", "code 9",
+	},
+	"ctrl-C of one that is": {
+		`>$dlock run k -- sh -c 'trap "echo int; exit 9" INT; echo started; read a; echo lent; while :; do sleep 0.2 & wait; done'; echo "code $?"` + "\n", "started",
+		">\n", "lent", ">\x03", "int", "code 9",
+	},
+	"a pager at the end of the pipeline asks the terminal itself": {
+		`>$dlock run k -- sh -c 'echo one; sleep 1' | sh -c 'cat; read a < /dev/tty; echo "got <$a>"'` + "\n", "one",
+		">key\n", "got <key>",
+	},
+	"without a shell ctrl-Z does nothing": {
+		`>exec $dlock run k -- sh -c 'echo started; read a; echo "got <$a>"; read b; echo "got <$b>"'` + "\n", "started",
+		">a\n", "got <a>", ">\x1a", ">b\n", "got <b>",
+	},
 }
 
-func TestCtrlCEndsTheCommandWhoeverHasTheTerminal(t *testing.T) {
+func TestTheTerminal(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	s := newScreen(w)
-	s.line(`$dlock run k -- sh -c 'trap "echo int; exit 9" INT; echo started; while :; do sleep 0.2 & wait; done'; echo "code $?"`)
-	s.expect("started")
-	s.press("\x03")
-	s.expect("int")
-	s.expect("code 9")
-	s.line(`$dlock run k -- sh -c 'trap "echo int; exit 9" INT; echo started; read a; echo lent; while :; do sleep 0.2 & wait; done'; echo "code $?"`)
-	s.expect("started")
-	s.line("")
-	s.expect("lent")
-	s.press("\x03")
-	s.expect("int")
-	s.expect("code 9")
-}
-
-func TestAPipelineKeepsItsTerminal(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	s := newScreen(w)
-	// The reader at the end asks the terminal itself, as a pager does.
-	s.line(`$dlock run k -- sh -c 'echo one; sleep 1' | sh -c 'cat; read a < /dev/tty; echo "got <$a>"'`)
-	s.expect("one")
-	s.line("key")
-	s.expect("got <key>")
+	for name, steps := range dialogs {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newScreen(newWorld(t))
+			for _, step := range steps {
+				if keys, typed := strings.CutPrefix(step, ">"); typed {
+					s.press(keys)
+				} else {
+					s.expect(step)
+				}
+			}
+		})
+	}
 }
 
 // The command waits in a way in which every shell can be stopped. (A shell that starts a
@@ -186,17 +185,4 @@ func TestCtrlZStopsTheJobAndFgGoesOn(t *testing.T) {
 			s.expect("over")
 		})
 	}
-}
-
-func TestWithoutAShellCtrlZDoesNothing(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	s := newScreen(w)
-	s.line(`exec $dlock run k -- sh -c 'echo started; echo $$ > pid; read a; echo "got <$a>"; read b; echo "got <$b>"'`)
-	s.expect("started")
-	s.line("a")
-	s.expect("got <a>")
-	s.press("\x1a")
-	s.line("b")
-	s.expect("got <b>")
 }

@@ -73,6 +73,9 @@ func TestUsesAndWhatComesOfThem(t *testing.T) {
 		{"--version", 0, "dlock ", ""},
 		{"drivers", 0, "postgres://USER:PASSWORD@HOST:5432/DB", ""},
 		{"completion bash", 0, "complete -o default -F _dlock dlock\n", ""},
+		{"__complete d", 0, "doctor\tcheck the servers\ndrivers\tlist the drivers and the forms of their URLs\n", ""},
+		{"__complete run --at", 0, "--at-least\tkeep the lock until D after the grant", ""},
+		{"__complete status nightl", 0, "", ""},
 
 		{"run k -- true", 0, "", ""},
 		{"run --wait 1s -E7 --label=x --max-hold 1m k -- true", 0, "", ""},
@@ -131,9 +134,9 @@ func TestUsesAndWhatComesOfThem(t *testing.T) {
 		{"unlock --token 3", exitUsage, "", "wrong arguments: dlock unlock [flags] KEY"},
 		{"unlock k --token x", exitUsage, "", "--token must be a number"},
 		{"unlock k --token 3 --session 4", exitUsage, "", "--token and --session contradict each other: leave one out"},
-		{"unlock k --token 3", exitHeld, "", "nobody holds the lock: nothing was changed"},
+		{"unlock k --token 3", exitHeld, "", "nothing was changed (dlock status k shows the holder's)"},
 		{"status --json=x", exitUsage, "", "--json must be true or false ("},
-		{"status --jsn", exitUsage, "", "no such flag: dlock status has --json, --url, --watch, --help"},
+		{"status --jsn", exitUsage, "", "no such flag: dlock status has --json, --url, --help"},
 		{"status|", exitUsage, "", "key"},
 		{"status -- k", 0, "free", ""},
 		{"status", 0, "no lock is held on file://DIR/locks", ""},
@@ -173,7 +176,7 @@ func TestADeadServerHasNoGoodState(t *testing.T) {
 	} {
 		var uses []use
 		for _, args := range []string{"status", "status --json", "status k", "doctor", "unlock k --token 5", "unlock k --session 1.2"} {
-			if strings.HasPrefix(url, "postgres:") || !strings.Contains(args, "--session") {
+			if strings.HasPrefix(url, "postgres:") != strings.Contains(args, "--token") || !strings.Contains(args, "unlock") {
 				uses = append(uses, use{args, exitUnavailable, "", "refused"})
 			}
 		}
@@ -268,7 +271,7 @@ func TestTheManualHasEachCommandAndFlag(t *testing.T) {
 			}
 		}
 	}
-	for _, topic := range strings.Fields("url environment danger exit cron systemd run elect completion") {
+	for _, topic := range strings.Fields("url environment danger exit cron systemd run elect drivers") {
 		code, out, stderr := inside(t, nil, "help", topic)
 		if code != 0 || len(out) < 300 || strings.Contains(out, "//\n") || strings.Contains(out, "\n# ") || disturbing(out) != "" {
 			t.Errorf("dlock help %s: exit code %d, %s%s", topic, code, out, stderr)

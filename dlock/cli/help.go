@@ -3,6 +3,7 @@ package cli
 import (
 	_ "embed" // the manual is the package's documentation
 	"fmt"
+	"runtime/debug"
 	"strings"
 )
 
@@ -71,4 +72,28 @@ func newHelp(c *call) func() error {
 		}
 		return c.help(c.args[0])
 	}
+}
+
+func newVersion(c *call) func() error {
+	return func() error {
+		if err := c.want(0, 0); err != nil {
+			return err
+		}
+		fmt.Fprintln(c.out, "dlock", version())
+		return nil
+	}
+}
+
+// version returns the versions of this module and of Go.
+func version() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "(unknown version)"
+	}
+	for _, m := range append(info.Deps, &info.Main) {
+		if m.Path == module {
+			return m.Version + " " + info.GoVersion
+		}
+	}
+	return "(unknown version) " + info.GoVersion
 }
