@@ -96,7 +96,6 @@ func New(c redis.UniversalClient, o *Options) (*Backend, error) {
 		cfg.Failover = opt.Addr == "FailoverClient"
 		lib.secrets = []string{opt.Password}
 		lib.once = opt.MaxRetries <= 0
-		cfg.Connections = opt.PoolSize
 	case *redis.ClusterClient:
 		if c == nil {
 			return nil, driver.Invalid("client", "is nil")
@@ -106,7 +105,6 @@ func New(c redis.UniversalClient, o *Options) (*Backend, error) {
 		cfg.Cluster, cfg.Failover = true, true
 		lib.secrets = []string{opt.Password}
 		lib.once = opt.MaxRetries <= 0 && opt.MaxRedirects < 0
-		cfg.Connections = opt.PoolSize
 	}
 	cfg.Repeats = !lib.once
 	node, err := redisnode.New(cfg)

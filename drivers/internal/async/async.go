@@ -1,7 +1,7 @@
 // Package async has interfaces that a backend of this module may implement in addition to the
 // contract of package driver: calls for which the caller does not wait. A quorum asserts them
-// of its nodes, so that a request to a node needs no goroutine of its own. It also has the
-// goroutines that make the other calls, and what counts such work and bounds it.
+// of its nodes, so that a request to a node needs no goroutine of its own. It also has what counts
+// such work and bounds it.
 package async
 
 import (

@@ -38,7 +38,6 @@ type Call struct {
 
 	// The lane's mutex guards these.
 	state callState
-	timed int       // its place in lane.timed, from 1; zero: none
 	due   time.Time // the end of a call without an answer; when to look at the context of a lone one
 	since time.Time // when a call on its caller's goroutine began; zero for others
 	ended bool      // its context was over at the last look
@@ -49,7 +48,7 @@ type Call struct {
 	then interface{ finished(err error) } // callback of a call that nobody waits for…
 	term async.Term                       // …and its term
 	left error                            // why it ended without its answer
-	self [1]*Call                         // a batch of this call alone
+	self [1]*Call                         // a trip of this call alone
 	done chan struct{}                    // of an in-doubt call: closed once Reply and Err are set
 }
 
@@ -58,7 +57,8 @@ type callState int8
 const (
 	callQueued callState = iota
 	callSent
-	callLeft // its caller has left before it was sent, or before its answer
+	callLeft  // its caller has left before it was sent, or before its answer
+	callEnded // it was answered, or failed
 )
 
 // result returns the error of a call that has ended.

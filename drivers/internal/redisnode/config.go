@@ -34,8 +34,7 @@ type Config struct {
 	Failover     bool                  // Sentinel or Cluster: a replica's refusal is temporary
 	WaitReplicas int                   // how many replicas must have a grant or a renewal
 	ForeignGap   time.Duration         // how long in each second locks are not handed over: see gap.go
-	Connections  int                   // connections that calls may use; zero: as many as are of use
-	Abandon      func(since time.Time) // see pipeline.Config; nil: the client is the application's
+	Abandon      func(since time.Time) // ends the connection of a call whose caller left; nil: the client is the application's
 	Repeats      bool                  // the client may send a call twice
 	Notify       func(driver.Notice)
 }

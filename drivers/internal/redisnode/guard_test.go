@@ -114,7 +114,7 @@ func newGuarded(t *testing.T, c Client, alter func(*Config)) (*Node, *atomic.Int
 	t.Helper()
 	votedAtOnce := new(atomic.Int32)
 	cfg := Config{
-		Client: c, Name: "redis", Addr: "server", CallTimeout: 10 * time.Second, Connections: 2,
+		Client: c, Name: "redis", Addr: "server", CallTimeout: 10 * time.Second,
 		Guard: time.Minute, Bootstrap: true,
 		Notify: func(e driver.Notice) {
 			if e.Kind == quorum.NoticeBootstrapped {
@@ -468,7 +468,7 @@ func TestTwoReleasesAndThreePrefixesShareServers(t *testing.T) {
 	open := func(prefix, release string) *redlock.Backend {
 		var nodes []driver.Backend
 		for _, s := range servers {
-			n, err := New(Config{Client: plain(t, s), Name: "redis", Addr: s.Addr(), Prefix: prefix, CallTimeout: 10 * time.Second, Connections: 2})
+			n, err := New(Config{Client: plain(t, s), Name: "redis", Addr: s.Addr(), Prefix: prefix, CallTimeout: 10 * time.Second})
 			if err != nil {
 				t.Fatal(err)
 			}

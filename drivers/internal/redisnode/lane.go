@@ -11,19 +11,13 @@ import (
 )
 
 const (
-	// most is how many round trips are under way to a server at most: a second one costs many
-	// callers on a near server more than it gains, and a far server stands idle without it.
+	// most is how many round trips are under way to a server at most. A second one costs the callers
+	// of a near server more than it gains; a server that is longTrip away stands idle without it.
 	most     = 2
 	longTrip = 2 * time.Millisecond
-	// crowd is how many calls must be under way or waiting so that they share one round trip.
-	crowd = 32
-	// maxBatch bounds the calls that are sent together, because the last one waits for all
-	// before it. To a far server up to mostBatch are sent, if that wait, perCall for each call,
-	// is no longer than another round trip.
+	// A round trip to a near server, or to one that does not answer, has at most maxBatch calls,
+	// because the last one waits for all before it; one to a far server has up to mostBatch.
 	maxBatch, mostBatch = 128, 1024
-	perCall             = 10 * time.Microsecond
-	// maxQueue bounds the calls that wait for a round trip.
-	maxQueue = 16384
 	// probeEvery is how many calls in a row miss their answer before one gets all of the call
 	// timeout.
 	probeEvery = 16
@@ -39,7 +33,7 @@ const (
 	watchEvery = 50 * time.Millisecond
 )
 
-// A lane sends calls to one server process. A call that finds few others under way is sent alone, at once.
+// A lane sends calls to one server process. A call that finds none under way is sent alone, at once.
 // Other calls wait, and go together as soon as a round trip ends. So a lone caller waits for nobody,
 // and many callers share round trips.
 //
@@ -53,27 +47,30 @@ const (
 // caller has left, at which the lane looks now and then. A call that may have to connect first does
 // not run there, because connecting takes additional time.
 //
-// While a server does not answer, one call at a time is under way to it. Such a call has a quarter
-// of the call timeout, because another server may have taken this one's place meanwhile; every
-// sixteenth has all of it, in case the server has only become slow.
+// While a server does not answer, one round trip at a time is under way to it. It has a quarter of the
+// call timeout, because another server may have taken this one's place meanwhile; every sixteenth has
+// all of it, in case the server has only become slow.
 type lane struct {
-	node    *Node
-	gather  bool          // calls are put into batches
-	workers async.Workers // their stacks have grown to what libraries need
+	node   *Node
+	gather bool // calls are put into batches
 
-	carriers sync.Pool // idle ones
+	mu    sync.Mutex
+	queue []*Call
+	trips [most][]*Call // the calls of each round trip that is under way
+	timer *time.Timer   // fires at the first deadline of a call, or before
+	alarm time.Time     // when the timer fires; zero: not set
 
-	mu      sync.Mutex
-	queue   []*Call
-	timed   []*Call     // calls that end at their deadline if no answer comes before
-	timer   *time.Timer // fires at the first of these deadlines, or before
-	alarm   time.Time   // when the timer fires; zero: not set
-	closed  bool
-	busy    int           // round trips under way
-	calling int           // calls under way
-	crowded int           // the most calls lately
-	missed  int           // calls in a row without an answer
+	carry chan int // to goroutines that wait for a trip, whose stacks have grown to what libraries need
+	idle  int      // how many wait
+
+	closed  bool          // nothing is sent any more
+	retired bool          // no goroutine waits any more
+	missed  int           // round trips in a row without an answer
 	usual   time.Duration // a round trip; zero: there was none
+}
+
+func newLane(n *Node, gather bool) *lane {
+	return &lane{node: n, gather: gather, carry: make(chan int, most)}
 }
 
 // do runs c and returns its error; ctx has a deadline. The error ErrNotSent says that no byte
@@ -87,14 +84,12 @@ func (l *lane) do(ctx context.Context, c *Call) error {
 	defer l.node.work.Done()
 	c.ctx = ctx
 	c.deadline, _ = ctx.Deadline()
-	send, alone, err := l.enter(c)
+	alone, err := l.enter(c)
 	switch {
 	case err != nil:
 		return NotSent(err)
 	case alone:
 		return l.alone(c)
-	case send:
-		l.carry(c)
 	}
 	select {
 	case <-c.wake:
@@ -111,136 +106,149 @@ func (l *lane) do(ctx context.Context, c *Call) error {
 func (l *lane) start(c *Call, term async.Term, until time.Time, then interface{ finished(error) }) bool {
 	c.ctx, c.term, c.deadline, c.then = term, term, until, then
 	l.node.work.Add()
-	send, _, err := l.enter(c)
-	if err != nil {
+	if _, err := l.enter(c); err != nil {
 		l.node.work.Done()
 		return false
-	}
-	if send {
-		l.carry(c)
 	}
 	return true
 }
 
-// enter reports whether c must be sent now, by its caller's goroutine or another; otherwise it waits
-// in the queue.
-func (l *lane) enter(c *Call) (send, alone bool, err error) {
+// enter lets c be sent, now or later, unless it returns an error; alone says that its caller must
+// send it.
+func (l *lane) enter(c *Call) (alone bool, err error) {
 	now := time.Now()
 	left := c.deadline.Sub(now)
 	if left <= 0 { // the timer of its context may be late
-		return false, false, context.DeadlineExceeded
+		return false, context.DeadlineExceeded
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.closed {
-		return false, false, driver.ErrClosed
+		return false, driver.ErrClosed
 	}
-	if !l.open() {
-		if len(l.queue) >= maxQueue {
-			return false, false, errors.New("too many calls wait for the node")
-		}
-		l.track(c, now)
+	i, lone := l.free(), l.trips[0] == nil && l.trips[1] == nil
+	if i >= 0 {
+		c.state, c.self[0] = callSent, c
+		l.trips[i] = c.self[:]
+	} else {
 		l.queue = append(l.queue, c)
-		return false, false, nil
 	}
-	l.busy++
-	l.calling++
-	c.state = callSent
-	abandon := l.node.cfg.Abandon
-	if c.then == nil && l.busy == 1 && l.usual > 0 && l.missed == 0 && abandon != nil && left >= max(promptly*l.usual, minTimeout) {
-		c.since = now
-		alone = true
+	if c.due = c.deadline; lone && c.then == nil && l.usual > 0 && l.missed == 0 && l.node.cfg.Abandon != nil && left >= max(promptly*l.usual, minTimeout) {
+		if c.since = now; c.ctx.Done() != nil {
+			c.due = now.Add(watchEvery)
+			l.expect(c.due, now)
+		}
+		return true, nil
 	}
-	l.track(c, now)
-	return true, alone, nil
+	if c.then == nil && c.wake == nil {
+		c.wake = make(chan struct{}, 1)
+	}
+	l.expect(c.due, now)
+	if i >= 0 {
+		l.begin(i)
+	}
+	return false, nil
 }
 
-// open reports whether a call may be sent at once. The caller holds l.mu.
-func (l *lane) open() bool {
-	return l.busy == 0 || l.busy < l.connections() && l.missed == 0 && (l.usual >= longTrip || l.crowded < crowd)
-}
-
-func (l *lane) connections() int {
-	if n := l.node.cfg.Connections; n > 0 {
-		return min(n, most)
+// free returns the number of a round trip that may begin now, 0 for the only one, or -1. The caller
+// holds l.mu.
+func (l *lane) free() int {
+	switch {
+	case l.trips[0] == nil && l.trips[1] == nil:
+		return 0
+	case l.missed > 0 || l.usual < longTrip || l.trips[0] != nil && l.trips[1] != nil:
+		return -1
+	case l.trips[0] == nil:
+		return 0
 	}
-	return most
+	return 1
 }
 
 // alone sends c on the caller's goroutine. Another goroutine sends the calls that came meanwhile.
 func (l *lane) alone(c *Call) error {
-	c.self[0] = c
 	took := l.send(c.self[:], c.deadline)
 	l.mu.Lock()
-	l.untrack(c)
-	l.mu.Unlock()
-	c.done = answered
-	if batch := l.next(1, took, nil); len(batch) > 0 {
-		l.carry(batch...)
+	c.state, c.done = callEnded, answered
+	if l.next(0, took) {
+		l.begin(0)
 	}
+	l.mu.Unlock()
 	if took == 0 && !errors.Is(c.Err, ErrNotSent) && c.ctx.Err() != nil {
 		return c.ctx.Err()
 	}
 	return c.Err
 }
 
-// carry sends calls, in the background, and then the queued calls.
-func (l *lane) carry(calls ...*Call) {
-	r, _ := l.carriers.Get().(*carrier)
-	if r == nil {
-		r = &carrier{of: l}
-	}
-	r.batch = append(r.batch[:0], calls...)
+// begin lets a goroutine make round trip i. The caller holds l.mu.
+func (l *lane) begin(i int) {
 	l.node.wg.Add()
-	l.workers.Start(r)
-}
-
-// A carrier sends batches until nothing is left to send.
-type carrier struct {
-	of    *lane
-	batch []*Call
-}
-
-// Run is the carrier's goroutine.
-func (r *carrier) Run() {
-	l := r.of
-	defer l.node.wg.Done()
-	for len(r.batch) > 0 {
-		took := l.send(r.batch, time.Now().Add(l.patience()))
-		if left := l.finish(r.batch); len(left) > 0 {
-			l.send(left, time.Now().Add(l.patience()))
-			l.finish(left)
-		}
-		clear(r.batch)
-		r.batch = l.next(len(r.batch), took, r.batch[:0])
+	if l.idle == 0 {
+		go l.carrier(i)
+		return
 	}
-	l.carriers.Put(r)
+	l.idle--
+	l.carry <- i // has room
 }
 
-// finish tells the callers of calls that Reply and Err are set: after that a call may be reused. It
-// returns the calls that a batch has left to the single scripts.
-func (l *lane) finish(calls []*Call) (left []*Call) {
-	over := calls[:0]
+// carrier makes round trip i, with what is queued behind it, and then waits for another one.
+func (l *lane) carrier(i int) {
+	for stay := true; stay; i, stay = <-l.carry {
+		for more := true; more; {
+			took := l.send(l.trips[i], time.Now().Add(l.patience()))
+			for left := l.finish(i); left; left = l.finish(i) {
+				l.send(l.trips[i], time.Now().Add(l.patience()))
+			}
+			l.mu.Lock()
+			more = l.next(i, took)
+			l.mu.Unlock()
+		}
+		if !l.rest() {
+			return
+		}
+	}
+}
+
+// rest reports whether a goroutine that has nothing to do must wait.
+func (l *lane) rest() bool {
 	l.mu.Lock()
-	for _, c := range calls {
+	defer l.mu.Unlock()
+	l.node.wg.Done()
+	if !l.retired {
+		l.idle++
+	}
+	return !l.retired
+}
+
+// finish tells the callers of a trip that Reply and Err are set: after that a call may be reused. It
+// returns true if a batch has left calls to the single scripts, and then they are the trip's.
+func (l *lane) finish(i int) bool {
+	var left []*Call
+	l.mu.Lock()
+	over := l.trips[i][:0]
+	for _, c := range l.trips[i] {
 		switch {
 		case c.unanswered:
 			c.unanswered = false
 			left = append(left, c)
 		case c.state == callSent:
-			l.untrack(c)
-			c.done = answered
+			c.state, c.done = callEnded, answered
 			over = append(over, c)
 		default: // its caller has left
 			close(c.done)
 		}
 	}
+	l.trips[i] = left
+	if left == nil {
+		l.trips[i] = noCalls // it is still under way
+	}
 	l.mu.Unlock()
 	for _, c := range over {
 		l.notify(c)
 	}
-	return left
+	return left != nil
 }
+
+var noCalls = []*Call{}
 
 // notify tells the caller of c that the call has ended.
 func (l *lane) notify(c *Call) {
@@ -294,14 +302,10 @@ func (l *lane) exec(ctx context.Context, calls []*Call) (err error) {
 	return nil
 }
 
-// next notes a round trip with this many calls, and takes the queued calls for the next one, without
-// those whose callers left. It returns none, and gives the round trip up, if none is queued, or if another
-// one finds out whether the server answers.
-func (l *lane) next(calls int, took time.Duration, batch []*Call) []*Call {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.crowded = max(l.calling+len(l.queue), l.crowded-(l.crowded+7)/8)
-	l.calling -= calls
+// next notes how long round trip i took, and takes the queued calls for the next one. It returns false,
+// and the trip is over, if none is queued, or if another one finds out whether the server answers. The
+// caller holds l.mu.
+func (l *lane) next(i int, took time.Duration) bool {
 	switch {
 	case took == 0:
 		l.missed++
@@ -310,29 +314,26 @@ func (l *lane) next(calls int, took time.Duration, batch []*Call) []*Call {
 	default:
 		l.missed, l.usual = 0, l.usual+(took-l.usual)/8
 	}
-	if l.missed == 0 || l.busy == 1 {
-		batch = l.dequeue(batch)
+	l.trips[i] = nil
+	if l.missed == 0 || l.trips[1-i] == nil {
+		l.trips[i] = l.dequeue()
 	}
-	if len(batch) == 0 {
-		l.busy--
-		return batch
-	}
-	for l.usual >= longTrip && len(l.queue) > 0 && l.open() { // what does not fit need not wait for a far server
-		if more := l.dequeue(nil); len(more) > 0 {
-			l.busy++
-			l.carry(more...)
+	for other := l.free(); l.trips[i] != nil && other >= 0; other = l.free() { // what does not fit need not wait for a far server
+		if l.trips[other] = l.dequeue(); l.trips[other] == nil {
+			break
 		}
+		l.begin(other)
 	}
-	return batch
+	return l.trips[i] != nil
 }
 
-// dequeue appends queued calls to a batch, without those whose callers left. A far server gets more
-// at a time, but not while it does not answer, because every call that was sent is then in doubt.
+// dequeue takes queued calls, without those whose callers left; nil: there are none. A far server gets
+// more at a time, but not while it does not answer, because every call that was sent is then in doubt.
 // The caller holds l.mu.
-func (l *lane) dequeue(batch []*Call) []*Call {
+func (l *lane) dequeue() (batch []*Call) {
 	room := maxBatch
-	if l.missed == 0 {
-		room = min(max(maxBatch, int(l.usual/perCall)), mostBatch)
+	if l.missed == 0 && l.usual >= longTrip {
+		room = mostBatch
 	}
 	for len(l.queue) > 0 && len(batch) < room {
 		c := l.queue[0]
@@ -346,7 +347,6 @@ func (l *lane) dequeue(batch []*Call) []*Call {
 	if len(l.queue) == 0 {
 		l.queue = nil
 	}
-	l.calling += len(batch)
 	return batch
 }
 
@@ -369,7 +369,14 @@ func (l *lane) close() {
 }
 
 // retire ends the idle goroutines, and the others after their calls, which go on.
-func (l *lane) retire() { l.workers.Close() }
+func (l *lane) retire() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.retired {
+		l.retired, l.idle = true, 0
+		close(l.carry)
+	}
+}
 
 // leave ends a call without an answer, and reports whether it did. The call is then in doubt,
 // or was not sent.
@@ -381,10 +388,9 @@ func (l *lane) leave(c *Call, why error) bool {
 
 // giveUp is leave with l.mu held.
 func (l *lane) giveUp(c *Call, why error) bool {
-	if c.timed == 0 {
+	if c.state > callSent {
 		return false
 	}
-	l.untrack(c)
 	if c.left = why; c.state == callQueued {
 		c.left = NotSent(why)
 	}
@@ -399,18 +405,20 @@ func (l *lane) expire() {
 	l.mu.Lock()
 	now := time.Now()
 	l.alarm = time.Time{}
-	for i := 0; i < len(l.timed); {
-		c := l.timed[i]
-		switch {
-		case !c.since.IsZero():
-			l.watch(c, now)
-		case !now.Before(c.due):
-			l.giveUp(c, context.DeadlineExceeded) // another call has taken its place
-			over = append(over, c)
-			continue
+	for _, calls := range [...][]*Call{l.trips[0], l.trips[1], l.queue} {
+		for _, c := range calls {
+			switch {
+			case c.state > callSent:
+				continue
+			case !c.since.IsZero():
+				l.watch(c, now)
+			case !now.Before(c.due): // another call takes its place
+				l.giveUp(c, context.DeadlineExceeded)
+				over = append(over, c)
+				continue
+			}
+			l.expect(c.due, now)
 		}
-		l.expect(c.due, now)
-		i++
 	}
 	l.mu.Unlock()
 	for _, c := range over {
@@ -430,24 +438,6 @@ func (l *lane) watch(c *Call, now time.Time) {
 	c.due = now.Add(watchEvery)
 }
 
-// track makes a call end at its deadline; a lone one is watched. The caller holds l.mu.
-func (l *lane) track(c *Call, now time.Time) {
-	switch {
-	case !c.since.IsZero():
-		if c.due = now.Add(watchEvery); c.ctx.Done() == nil {
-			return
-		}
-	case c.then == nil && c.wake == nil:
-		c.wake = make(chan struct{}, 1)
-		fallthrough
-	default:
-		c.due = c.deadline
-	}
-	l.timed = append(l.timed, c)
-	c.timed = len(l.timed)
-	l.expect(c.due, now)
-}
-
 // expect sets the timer to a deadline, unless it fires earlier. Most calls are answered long
 // before, so the timer is not set for each. The caller holds l.mu.
 func (l *lane) expect(deadline, now time.Time) {
@@ -463,19 +453,6 @@ func (l *lane) expect(deadline, now time.Time) {
 		l.timer.Reset(deadline.Sub(now))
 	}
 	l.alarm = deadline
-}
-
-// untrack undoes track. The caller holds l.mu.
-func (l *lane) untrack(c *Call) {
-	if c.timed == 0 {
-		return
-	}
-	last := len(l.timed) - 1
-	l.timed[c.timed-1] = l.timed[last]
-	l.timed[c.timed-1].timed = c.timed
-	l.timed[last] = nil
-	l.timed = l.timed[:last]
-	c.timed = 0
 }
 
 // sendContext is a context that gives the client library a deadline, which a socket needs, but

@@ -44,7 +44,7 @@ func newRouter(n *Node) *router {
 		slots = names.Slots
 	}
 	return &router{
-		node: n, guard: n.guard, hello: &lane{node: n},
+		node: n, guard: n.guard, hello: newLane(n, false),
 		slots: make([]atomic.Pointer[process], slots),
 		runs:  map[string]*process{}, flights: map[flight]chan struct{}{},
 	}
@@ -155,7 +155,7 @@ func (f *router) serves(key, run string, us int64, sent, received time.Time) *pr
 			}
 			clear(f.runs)
 		}
-		p = &process{run: run, scripts: lua.Bind(run), lane: &lane{node: f.node, gather: true}}
+		p = &process{run: run, scripts: lua.Bind(run), lane: newLane(f.node, true)}
 		f.runs[run] = p
 	}
 	f.mu.Unlock()
