@@ -101,16 +101,28 @@ func (r *run) grant(b driver.Backend, req driver.Request) *lease {
 	}
 }
 
+// holding returns two clients, and a lease that the first has, of a key of its own.
+func (r *run) holding(req driver.Request) (a, b driver.Backend, key string, l *lease) {
+	a, b = r.pair()
+	req.Key = r.key()
+	return a, b, req.Key, r.grant(a, req)
+}
+
+// takes acquires a key that must be free. If it is held, the rule is broken, in these words.
+func (r *run) takes(broken rule, b driver.Backend, key, format string, args ...any) *lease {
+	l, err := r.try(b, driver.Request{Key: key})
+	if r.saw(err) == held {
+		r.fatal(broken, format+": %v", append(args, err)...)
+	}
+	if err != nil {
+		l = r.grant(b, driver.Request{Key: key})
+	}
+	return l
+}
+
 // again acquires a key whose Release has just returned nil, so that it must be free.
 func (r *run) again(b driver.Backend, key string) *lease {
-	l, err := r.try(b, driver.Request{Key: key})
-	switch r.saw(err) {
-	case granted:
-		return l
-	case held:
-		r.fatal(releasing, "Release of key %q returned nil, and the next attempt says: %v", short(key), err)
-	}
-	return r.grant(b, driver.Request{Key: key})
+	return r.takes(releasing, b, key, "Release of key %q returned nil, and the next attempt gives", short(key))
 }
 
 // eventually acquires a key that becomes free by itself, for example because a clean-up goes on

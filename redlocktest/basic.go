@@ -66,9 +66,7 @@ func grantAndRelease(r *run) {
 
 // heldIsHeld checks that two clients exclude each other, as two processes do.
 func heldIsHeld(r *run) {
-	a, b := r.pair()
-	key := r.key()
-	l := r.grant(a, driver.Request{Key: key})
+	a, b, key, l := r.holding(driver.Request{})
 	r.refuse(b, driver.Request{Key: key}, l)
 	r.release(l)
 	l = r.again(b, key)

@@ -356,7 +356,7 @@ var memoryBugs = []bug{
 		}
 		return again.Grant(), nil
 	})},
-	{name: "renew ignores the owner", stress: true, want: "verdict/stale-renew", rule: "driver.Lease.Renew", plant: afterRenew(func(ctx context.Context, b *broken, l *brokenLease, r *driver.Renewal, g driver.Grant, err error) (driver.Grant, error) {
+	{name: "renew ignores the owner", stress: true, want: "verdict/lost", rule: "driver.Lease.Renew", plant: afterRenew(func(ctx context.Context, b *broken, l *brokenLease, r *driver.Renewal, g driver.Grant, err error) (driver.Grant, error) {
 		if s, _ := b.Lookup(ctx, l.sent.Key); errors.Is(err, driver.ErrLost) && s != nil && len(s.Holders) > 0 {
 			return l.grantUntil(r.TTL), nil
 		}

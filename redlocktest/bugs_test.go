@@ -263,8 +263,7 @@ var unplanted = func() map[string]string {
 		servers = "its bugs are in what a driver does when its server restarts, hangs or loses an answer, or a process dies; the planted backends have no such server"
 	)
 	return map[string]string{
-		"open/concurrent": race, "fence/rises-concurrently": race, "shared/race": race,
-		"exclusion/bystanders": alike, "verdict/release-at-once": alike, "wait/cancelled-gets-nothing": alike, "wait/order-clients": alike,
+		"open/concurrent": race, "wait/cancelled-gets-nothing": alike, "wait/order-clients": alike,
 		"request/no-shared-mode": feature, "request/session-ttl": feature, "request/not-a-node": feature,
 		"close/session": "the sessions of the planted backends do not end with Close",
 		"fault/restart": servers, "fault/restart-forgets": servers, "fault/restart-waiter": servers, "fault/pause": servers,

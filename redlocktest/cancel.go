@@ -10,8 +10,8 @@ import (
 )
 
 var cancelCases = []testCase{
-	{name: "before", do: cancelledBefore},
-	{name: "deadline-before", do: deadlineBefore},
+	{name: "before", do: func(r *run) { ctx, _ := ended(); r.endedBefore(ctx) }},
+	{name: "deadline-before", do: func(r *run) { _, ctx := ended(); r.endedBefore(ctx) }},
 	{name: "during", do: cancelledDuring},
 	{name: "cut-off", needs: []condition{partitions}, do: cancelledCutOff},
 	{name: "release", do: cancelledRelease},
@@ -28,16 +28,7 @@ func ended() (cancelled, expired context.Context) {
 	return cancelled, expired
 }
 
-func cancelledBefore(r *run) {
-	ctx, _ := ended()
-	r.endedBefore(ctx)
-}
-
-func deadlineBefore(r *run) {
-	_, ctx := ended()
-	r.endedBefore(ctx)
-}
-
+// endedBefore checks that Acquire does nothing under a context that has ended.
 func (r *run) endedBefore(ctx context.Context) {
 	a, b := r.pair()
 	for _, wait := range []bool{false, true} {
@@ -146,13 +137,7 @@ func cancelledRelease(r *run) {
 		key := r.key()
 		l := r.grant(a, driver.Request{Key: key})
 		r.releaseCtx(ctx, l)
-		next, err := r.try(b, driver.Request{Key: key})
-		if r.saw(err) == held {
-			r.fatal(undoes, "Release under a context with the error %v left the key: %v", ctx.Err(), err)
-		}
-		if err == nil {
-			r.release(next)
-		}
+		r.release(r.takes(undoes, b, key, "Release under a context with the error %v left the key", ctx.Err()))
 	}
 }
 
@@ -172,9 +157,7 @@ func (r *run) releaseCtx(ctx context.Context, l *lease) {
 
 // cancelledRenew checks that the end of a context is not reported as a loss.
 func cancelledRenew(r *run) {
-	a, b := r.pair()
-	key := r.key()
-	l := r.grant(a, driver.Request{Key: key})
+	_, b, key, l := r.holding(driver.Request{})
 	cancelled, expired := ended()
 	for _, ctx := range []context.Context{cancelled, expired} {
 		_, err := l.Renew(ctx, &driver.Renewal{TTL: r.long()})

@@ -20,9 +20,7 @@ var closeCases = []testCase{
 func closeTwice(r *run) {
 	b := r.open()
 	r.release(r.grant(b, driver.Request{Key: r.key()}))
-	if err := b.Close(); err != nil {
-		r.record(closing, "Close gives %v", err)
-	}
+	r.close(b)
 	r.together(8, func(int) {
 		if err := b.Close(); err != nil {
 			r.record(closing, "a second Close gives %v", err)
@@ -39,9 +37,7 @@ func closeTwice(r *run) {
 func afterClose(r *run) {
 	b := r.open()
 	before, key := b.Info(), r.key()
-	if err := b.Close(); err != nil {
-		r.record(closing, "Close gives %v", err)
-	}
+	r.close(b)
 	if after := b.Info(); after != before {
 		r.record(describing, "Info changed with Close from %+v to %+v", before, after)
 	}
@@ -72,9 +68,7 @@ func closeAndLeases(r *run) {
 	a, b := r.client(), r.open()
 	key := r.key()
 	l := r.grant(b, driver.Request{Key: key, TTL: min(r.long(), 8*r.short())}) // nobody can release it
-	if err := b.Close(); err != nil {
-		r.record(closing, "Close gives %v", err)
-	}
+	r.close(b)
 	if _, err := l.Renew(r.ctx, &driver.Renewal{TTL: r.long()}); r.saw(err) != closed {
 		r.record(closing, "Renew after Close gives %v, not ErrClosed", err)
 	}
@@ -88,26 +82,15 @@ func closeEndsSession(r *run) {
 	a, b := r.client(), r.open()
 	key := r.key()
 	l := r.grant(b, driver.Request{Key: key})
-	if err := b.Close(); err != nil {
-		r.record(closing, "Close gives %v", err)
-	}
-	r.freeAfter(sessions, a, key)
+	r.close(b)
+	next, _ := r.eventuallyRule(sessions, a, driver.Request{Key: key}, nil)
+	r.release(next)
 	if c := l.Grant().Lost; c != nil {
-		select {
-		case <-c:
-		case <-r.ctx.Done():
-			r.record(losing, "the session was closed, and Lost was not")
-		}
+		r.await(c, losing, "the session was closed, and Lost was not")
 	}
 	if _, err := l.Renew(r.ctx, &driver.Renewal{TTL: r.long()}); r.saw(err) != closed && r.saw(err) != lost {
 		r.record(closing, "Renew after Close gives %v, neither ErrClosed nor ErrLost", err)
 	}
-}
-
-// freeAfter is free, with the rule that is broken if the key does not become free.
-func (r *run) freeAfter(broken rule, b driver.Backend, key string) {
-	l, _ := r.eventuallyRule(broken, b, driver.Request{Key: key}, nil)
-	r.release(l)
 }
 
 // closeWaiting checks that Close ends waiting calls with an error.
@@ -123,9 +106,7 @@ func closeWaiting(r *run) {
 		r.saw(err)
 	})
 	r.pause(20 * time.Millisecond)
-	if err := b.Close(); err != nil {
-		r.record(closing, "Close gives %v", err)
-	}
+	r.close(b)
 	select {
 	case <-returned:
 	case <-r.ctx.Done():

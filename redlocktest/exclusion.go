@@ -10,7 +10,6 @@ var exclusionCases = []testCase{
 	{name: "race", do: func(r *run) { r.race(5, r.clients(1)) }},
 	{name: "race-clients", do: func(r *run) { r.race(5, r.clients(5)) }},
 	{name: "reentrancy", do: reentrancy},
-	{name: "bystanders", do: bystanders},
 }
 
 const racers = 100
@@ -90,20 +89,4 @@ func reentrancy(r *run) {
 	r.holds(b, key, l)
 	r.release(l)
 	r.release(r.again(b, key))
-}
-
-// bystanders checks that locks of other keys are independent of this one: they do not exclude
-// it, and do not end with it.
-func bystanders(r *run) {
-	a, b := r.pair()
-	keys := []string{r.key(), r.key(), r.key(), r.key()}
-	leases := make([]*lease, len(keys))
-	for i, key := range keys {
-		leases[i] = r.grant(a, driver.Request{Key: key})
-	}
-	r.release(leases[1])
-	for _, i := range []int{0, 2, 3} {
-		r.holds(b, keys[i], leases[i])
-	}
-	r.free(b, keys[1])
 }

@@ -30,9 +30,7 @@ var expiryCases = []testCase{
 
 // expiryFrees checks that an abandoned lock becomes free, and not before its lease's Expires.
 func expiryFrees(r *run) {
-	a, b := r.pair()
-	key := r.key()
-	old := r.grant(a, driver.Request{Key: key, TTL: r.short()})
+	_, b, key, old := r.holding(driver.Request{TTL: r.short()})
 	r.succeed(b, key, old, false)
 }
 
@@ -61,14 +59,21 @@ func (r *run) rises(before, after uint64) {
 	}
 }
 
+// rising returns a function that checks the tokens of leases, each of which came after the one before.
+func (r *run) rising() func(*lease) {
+	last := uint64(0)
+	return func(l *lease) {
+		fence := l.Grant().Fence
+		r.rises(last, fence)
+		last = fence
+	}
+}
+
 // renewalExtends keeps a lease by renewals for longer than the server would keep it without
 // them.
 func renewalExtends(r *run) {
-	a, b := r.pair()
-	key := r.key()
-	start := time.Now()
-	ttl := r.short()
-	l := r.grant(a, driver.Request{Key: key, TTL: ttl})
+	start, ttl := time.Now(), r.short()
+	_, b, key, l := r.holding(driver.Request{TTL: ttl})
 	fence := l.Grant().Fence
 	for time.Since(start) < ttl+r.h.Grace+ttl/2 {
 		if !r.pause(ttl / 4) {
@@ -92,9 +97,7 @@ func renewalExtends(r *run) {
 // staleAfterExpiry checks that an owner that slept longer than its TTL learns of the loss, and
 // does not disturb the next owner.
 func staleAfterExpiry(r *run) {
-	a, b := r.pair()
-	key := r.key()
-	old := r.grant(a, driver.Request{Key: key, TTL: r.short()})
+	a, b, key, old := r.holding(driver.Request{TTL: r.short()})
 	next := r.succeed(b, key, old, false)
 	r.lostQuietly(old)
 	r.notFreed(a, key, next)
@@ -105,21 +108,13 @@ func staleAfterExpiry(r *run) {
 
 // renewNeverRecreates checks that Renew of an expired lease leaves a free key free.
 func renewNeverRecreates(r *run) {
-	a, b := r.pair()
-	key := r.key()
-	old := r.grant(a, driver.Request{Key: key, TTL: r.short()})
+	_, b, key, old := r.holding(driver.Request{TTL: r.short()})
 	r.release(r.succeed(b, key, old, false))
 	_, err := old.Renew(r.ctx, &driver.Renewal{TTL: r.long()})
 	if r.saw(err) == granted {
 		r.record(renewing, "Renew succeeded after the lease had expired and another owner had the key")
 	}
-	l, err := r.try(b, driver.Request{Key: key})
-	if r.saw(err) == held {
-		r.fatal(renewing, "Renew of an expired lease took the key again: %v", err)
-	}
-	if err == nil {
-		r.release(l)
-	}
+	r.release(r.takes(renewing, b, key, "Renew of an expired lease took the key again"))
 }
 
 // releaseFirst checks that Release, the first call of a lease after another owner got the lock,
@@ -139,9 +134,7 @@ func releaseFirst(r *run) {
 // neverRevived checks that Renew does not take a free key for a lease that ended, though nobody
 // had the key since.
 func neverRevived(r *run) {
-	a, b := r.pair()
-	key := r.key()
-	old := r.grant(a, driver.Request{Key: key, TTL: r.short()})
+	_, b, key, old := r.holding(driver.Request{TTL: r.short()})
 	if old.Grant().Expires.IsZero() {
 		r.pass("a grant of %s has no end to wait for", r.info.Name)
 	}
@@ -214,7 +207,6 @@ func expiryExact(r *run) {
 
 // oddTTL checks that a TTL that is no round number is neither rounded up nor down.
 func oddTTL(r *run) {
-	a, b := r.pair()
 	ttl := r.short()/time.Second*time.Second + 1990*time.Millisecond
 	if r.h.Short {
 		ttl -= 800 * time.Millisecond
@@ -222,8 +214,7 @@ func oddTTL(r *run) {
 	if ttl > r.info.MaxTTL {
 		r.pass("a TTL of %v is over the maximum", ttl)
 	}
-	key := r.key()
-	old := r.grant(a, driver.Request{Key: key, TTL: ttl})
+	_, b, key, old := r.holding(driver.Request{TTL: ttl})
 	r.useful(old, ttl)
 	r.succeed(b, key, old, false)
 }
@@ -231,11 +222,9 @@ func oddTTL(r *run) {
 // retryAfter checks the hint RetryAfter with a TTL whose drift is only some milliseconds, so
 // that the hint shows the TTL that the server got.
 func retryAfter(r *run) {
-	a, b := r.pair()
 	ttl := min(r.info.MaxTTL, max(r.info.MinTTL, 100*time.Millisecond*time.Duration(r.scale)))
 	for range 10 { // the quickest answer is the most exact
-		key := r.key()
-		l := r.grant(a, driver.Request{Key: key, TTL: ttl})
+		_, b, key, l := r.holding(driver.Request{TTL: ttl})
 		r.hinted(b, key, l)
 		r.renew(l, driver.Renewal{TTL: ttl})
 		r.hinted(b, key, l)
@@ -274,9 +263,8 @@ func (r *run) hinted(b driver.Backend, key string, l *lease) {
 // renewLonger checks that a renewal may have a longer TTL than the lease. It extends the lease by
 // that, or by the TTL of the grant.
 func renewLonger(r *run) {
-	a, b := r.pair()
-	key, ttl := r.key(), r.short()
-	l := r.grant(a, driver.Request{Key: key, TTL: ttl})
+	ttl := r.short()
+	_, b, key, l := r.holding(driver.Request{TTL: ttl})
 	longer := min(3*ttl, r.info.MaxTTL)
 	g := r.renew(l, driver.Renewal{TTL: longer})
 	r.notLate(g, longer, "Renew")
@@ -290,9 +278,8 @@ func renewLonger(r *run) {
 
 // renewShorter checks that a renewal may have a shorter TTL, and that the lock is then free sooner.
 func renewShorter(r *run) {
-	a, b := r.pair()
-	key, ttl := r.key(), r.short()
-	l := r.grant(a, driver.Request{Key: key})
+	ttl := r.short()
+	_, b, key, l := r.holding(driver.Request{})
 	r.notLate(r.renew(l, driver.Renewal{TTL: ttl}), ttl, "Renew with a shorter TTL")
 	r.succeed(b, key, l, false)
 }
@@ -308,9 +295,7 @@ func (r *run) notLate(g driver.Grant, ttl time.Duration, call string) {
 
 // expiryWakes checks that a waiter gets the lock of a dead holder, and not too early.
 func expiryWakes(r *run) {
-	a, b := r.pair()
-	key := r.key()
-	old := r.grant(a, driver.Request{Key: key, TTL: r.short()})
+	a, b, key, old := r.holding(driver.Request{TTL: r.short()})
 	next := r.succeed(b, key, old, true)
 	r.lost(old)
 	r.holds(a, key, next)
@@ -320,10 +305,9 @@ func expiryWakes(r *run) {
 // keepsBeyondTheLease checks that with Renewal.Keep the server keeps the lock beyond its lease,
 // and with a TTL of zero not longer than Keep.
 func keepsBeyondTheLease(r *run) {
-	a, b := r.pair()
-	key, ttl := r.key(), r.short()
+	ttl := r.short()
 	keep := 2*ttl + r.h.Grace
-	l := r.grant(a, driver.Request{Key: key, TTL: ttl})
+	a, b, key, l := r.holding(driver.Request{TTL: ttl})
 	start := time.Now()
 	r.renew(l, driver.Renewal{TTL: ttl, Keep: keep})
 	next := r.succeed(b, key, l, false)

@@ -1,7 +1,6 @@
 package redlocktest
 
 import (
-	"sync"
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
@@ -10,7 +9,6 @@ import (
 var fenceCases = []testCase{
 	{name: "none", without: driver.FeatureFencing, do: noFence},
 	{name: "rises", features: driver.FeatureFencing, do: fenceRises},
-	{name: "rises-concurrently", features: driver.FeatureFencing, do: fenceRisesConcurrently},
 	{name: "comparable", features: driver.FeatureFencing, do: fenceComparable},
 	{name: "clock", features: driver.FeatureFencing, needs: []condition{clocked}, do: fenceClock},
 }
@@ -25,44 +23,17 @@ func noFence(r *run) {
 
 func fenceRises(r *run) {
 	clients := r.clients(3)
-	key, last := r.key(), uint64(0)
+	key, rises := r.key(), r.rising()
 	for i := range r.h.times(30) {
 		l := r.grant(clients[i%len(clients)], driver.Request{Key: key})
-		r.rises(last, l.Grant().Fence)
-		last = l.Grant().Fence
+		rises(l)
+		fence := l.Grant().Fence
 		r.renew(l, driver.Renewal{})
-		if g := l.Grant(); g.Fence != last {
-			r.fatal(tokens, "the token of one lease changed from %d to %d", last, g.Fence)
+		if g := l.Grant(); g.Fence != fence {
+			r.fatal(tokens, "the token of one lease changed from %d to %d", fence, g.Fence)
 		}
 		r.release(l)
 	}
-}
-
-// fenceRisesConcurrently checks that among owners that race for a key no token comes twice, and
-// that a token is smaller than the token of any attempt that began after it was returned.
-func fenceRisesConcurrently(r *run) {
-	clients, key := r.clients(4), r.key()
-	var mu sync.Mutex
-	last, seen := uint64(0), map[uint64]bool{}
-	r.together(12, func(i int) {
-		for range 5 {
-			mu.Lock()
-			before := last
-			mu.Unlock()
-			l := r.eventually(clients[i%len(clients)], driver.Request{Key: key, Wait: true})
-			fence := l.Grant().Fence
-			r.rises(before, fence)
-			mu.Lock()
-			last = max(last, fence)
-			again := seen[fence]
-			seen[fence] = true
-			mu.Unlock()
-			if again {
-				r.fatal(tokens, "token %d was given twice", fence)
-			}
-			r.release(l)
-		}
-	})
 }
 
 func fenceComparable(r *run) {
@@ -86,9 +57,7 @@ func fenceClock(r *run) {
 	sound := r.client()
 	for _, ahead := range []time.Duration{time.Hour, -time.Hour} {
 		b, err := r.h.OpenWithClock(ahead)
-		if err != nil {
-			r.fatal(nothingShown, "the harness could not open a client with a clock of its own: %v", err)
-		}
+		r.must(err, "open a client with a clock of its own")
 		r.keep(b)
 		key := r.key()
 		l := r.grant(b, driver.Request{Key: key})

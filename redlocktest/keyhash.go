@@ -32,8 +32,8 @@ var hashes = map[string]func([]byte) uint32{
 //
 //go:norace
 func hashtext(k []byte) uint32 {
-	a := 0x9e3779b9 + uint32(len(k)) + 3923095
-	b, c := a, a
+	start := 0x9e3779b9 + uint32(len(k)) + 3923095
+	v := [3]uint32{start, start, start}
 	word := func(i int) uint32 {
 		var w [4]byte
 		if i < len(k) {
@@ -42,42 +42,21 @@ func hashtext(k []byte) uint32 {
 		return binary.LittleEndian.Uint32(w[:])
 	}
 	for ; len(k) >= 12; k = k[12:] {
-		a, b, c = a+word(0), b+word(4), c+word(8)
-		a -= c
-		a ^= bits.RotateLeft32(c, 4)
-		c += b
-		b -= a
-		b ^= bits.RotateLeft32(a, 6)
-		a += c
-		c -= b
-		c ^= bits.RotateLeft32(b, 8)
-		b += a
-		a -= c
-		a ^= bits.RotateLeft32(c, 16)
-		c += b
-		b -= a
-		b ^= bits.RotateLeft32(a, 19)
-		a += c
-		c -= b
-		c ^= bits.RotateLeft32(b, 4)
-		b += a
+		v[0], v[1], v[2] = v[0]+word(0), v[1]+word(4), v[2]+word(8)
+		for i, n := range [6]int{4, 6, 8, 16, 19, 4} { // mix
+			x, y, z := &v[i%3], &v[(i+1)%3], &v[(i+2)%3]
+			*x -= *z
+			*x ^= bits.RotateLeft32(*z, n)
+			*z += *y
+		}
 	}
-	a, b, c = a+word(0), b+word(4), c+word(8)<<8 // the lowest byte of c is for the length
-	c ^= b
-	c -= bits.RotateLeft32(b, 14)
-	a ^= c
-	a -= bits.RotateLeft32(c, 11)
-	b ^= a
-	b -= bits.RotateLeft32(a, 25)
-	c ^= b
-	c -= bits.RotateLeft32(b, 16)
-	a ^= c
-	a -= bits.RotateLeft32(c, 4)
-	b ^= a
-	b -= bits.RotateLeft32(a, 14)
-	c ^= b
-	c -= bits.RotateLeft32(b, 24)
-	return c
+	v[0], v[1], v[2] = v[0]+word(0), v[1]+word(4), v[2]+word(8)<<8 // the lowest byte of c is for the length
+	for i, n := range [7]int{14, 11, 25, 16, 4, 14, 24} {          // final
+		x, y := &v[(i+2)%3], &v[(i+1)%3]
+		*x ^= *y
+		*x -= bits.RotateLeft32(*y, n)
+	}
+	return v[2]
 }
 
 // A pair is two keys with the same hash.
@@ -138,13 +117,7 @@ func keyHashes(r *run) {
 		for _, prefix := range slices.Compact([]string{"", r.h.Prefix}) {
 			p := colliding(name, prefix)
 			l := r.grant(a, driver.Request{Key: p.one})
-			other, err := r.try(b, driver.Request{Key: p.two})
-			if r.saw(err) == held {
-				r.fatal(requesting, "keys %q and %q are one lock: keys must not be cut to 32 bits (here %s): %v", p.one, p.two, name, err)
-			}
-			if err == nil {
-				r.release(other)
-			}
+			r.release(r.takes(requesting, b, p.two, "keys %q and %q are one lock: keys must not be cut to 32 bits (here %s)", p.one, p.two, name))
 			r.release(l)
 		}
 	}

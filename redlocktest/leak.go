@@ -51,9 +51,7 @@ func sockets() (int, error) {
 // now returns a number.
 func (r *run) now(of func() (int, error)) int {
 	n, err := of()
-	if err != nil {
-		r.fatal(nothingShown, "the harness could not count: %v", err)
-	}
+	r.must(err, "count")
 	return n
 }
 
@@ -94,9 +92,7 @@ func backendConnections(r *run) {
 	for range n {
 		b := r.open()
 		r.release(r.grant(b, driver.Request{Key: r.key()}))
-		if err := b.Close(); err != nil {
-			r.record(closing, "Close gives %v", err)
-		}
+		r.close(b)
 	}
 	if left := r.count(connections, before+few) - before; left > few {
 		r.suspect(noLeaks, "%d backends were opened and closed, and %d connections are left", n, left)

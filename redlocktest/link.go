@@ -27,9 +27,7 @@ func (r *run) cutOff(b driver.Backend) (heal func()) {
 
 // reset breaks the connections of b.
 func (r *run) reset(b driver.Backend) {
-	if err := r.h.Faults.Reset(b); err != nil {
-		r.fatal(nothingShown, "the harness could not break the connections: %v", err)
-	}
+	r.must(r.h.Faults.Reset(b), "break the connections")
 }
 
 // lateRequest: a request that reaches the servers long after its caller has given up leaves no
@@ -57,9 +55,7 @@ func lateRequest(r *run) {
 	}
 	heal()
 	r.release(r.eventually(a, driver.Request{Key: r.key()}))
-	if err := a.Close(); err != nil { // the clean-up has come to its end
-		r.record(closing, "Close gives %v", err)
-	}
+	r.close(a) // the clean-up has come to its end
 	if node {
 		r.untouched(b, key, last)
 	}
@@ -147,9 +143,7 @@ func hungClose(r *run) {
 
 // resetLease: a lease does not live in a connection: a break loses nothing.
 func resetLease(r *run) {
-	a, b := r.pair()
-	key := r.key()
-	l := r.grant(a, driver.Request{Key: key})
+	a, b, key, l := r.holding(driver.Request{})
 	for range 3 {
 		r.reset(a)
 		r.renew(l, driver.Renewal{})
@@ -165,26 +159,16 @@ func resetLease(r *run) {
 func resetWatch(r *run) {
 	a, b := r.pair()
 	key := r.key()
-	ctx, cancel := context.WithCancel(r.ctx)
-	defer cancel()
-	ch := r.watch(ctx, b, key)
+	ch := r.watch(r.ctx, b, key)
 	for range 3 {
 		l := r.grant(a, driver.Request{Key: key})
-		select { // of an earlier release
-		case <-ch:
-		default:
-		}
-		r.reset(b)
-		r.release(l)
-		r.value(ch, "the lock was released right after the watch's connection had broken")
+		r.valueAfter(ch, func() { r.reset(b); r.release(l) }, "the lock was released right after the watch's connection had broken")
 	}
 }
 
 // resetWaiter: a waiter goes on waiting after its connections broke several times.
 func resetWaiter(r *run) {
-	a, b := r.pair()
-	key := r.key()
-	l := r.grant(a, driver.Request{Key: key})
+	_, b, key, l := r.holding(driver.Request{})
 	woken := r.async(func() { r.release(r.asDlock(b, driver.Request{Key: key})) })
 	for range 3 {
 		r.pause(20 * time.Millisecond)
@@ -228,9 +212,7 @@ func silentWaiter(r *run) {
 	woken := r.async(func() { r.release(r.asDlock(alive, driver.Request{Key: key})) })
 	r.pause(20 * time.Millisecond)
 	heal := r.cutOff(silent)
-	if err := gone.Close(); err != nil {
-		r.record(closing, "Close gives %v", err)
-	}
+	r.close(gone)
 	r.release(l)
 	r.await(woken, waiting, "a waiter whose link hangs keeps the lock from the next one: it was released, and nobody has got it")
 	cancel()

@@ -23,9 +23,7 @@ var nodeCases = []testCase{
 // nodeClock checks that grants and refusals have the server's clock, without which a vote does
 // not count, and its identity, without which a server that is listed twice would count twice.
 func nodeClock(r *run) {
-	a, b := r.pair()
-	key := r.key()
-	l := r.grant(a, driver.Request{Key: key})
+	_, b, key, l := r.holding(driver.Request{})
 	for _, g := range []driver.Grant{l.Grant(), r.renew(l, driver.Renewal{})} {
 		switch off := time.Since(g.Clock); {
 		case g.Clock.IsZero(), g.Server == "":
@@ -125,9 +123,7 @@ func nodeJoinAbove(r *run) {
 }
 
 func nodeJoinHeld(r *run) {
-	a, b := r.pair()
-	key := r.key()
-	l := r.grant(a, driver.Request{Key: key})
+	_, b, key, l := r.holding(driver.Request{})
 	r.refuse(b, driver.Request{Key: key, ExactFence: l.Grant().Fence + slack/4}, l)
 	r.holds(b, key, l)
 	r.release(l)
@@ -227,11 +223,9 @@ func nodeInstanceExpired(r *run) {
 
 // nodeQuorum checks that a node keeps the key for the grace in the quorum's terms.
 func nodeQuorum(r *run) {
-	a, b := r.pair()
-	key, ttl := r.key(), r.short()
+	ttl := r.short()
 	grace := ttl / 2
-	q := &quorum.Info{Terms: quorum.Terms{N: 3, Grace: grace}}
-	l := r.grant(a, driver.Request{Key: key, TTL: ttl, Quorum: q})
+	_, b, key, l := r.holding(driver.Request{TTL: ttl, Quorum: &quorum.Info{Terms: quorum.Terms{N: 3, Grace: grace}}})
 	start := time.Now()
 	r.renew(l, driver.Renewal{TTL: ttl})
 	next := r.succeed(b, key, l, false)

@@ -150,13 +150,7 @@ func prefixes(r *run) {
 	key := r.key()
 	one := r.grant(a, driver.Request{Key: key})
 	r.refuse(same, driver.Request{Key: key}, one)
-	two, err := r.try(b, driver.Request{Key: key})
-	if r.saw(err) == held {
-		r.fatal(opening, "key %q with prefix %q is taken for the same key with prefix %q: Config.Prefix is ignored: %v", short(key), second, first, err)
-	}
-	if err != nil {
-		two = r.grant(b, driver.Request{Key: key})
-	}
+	two := r.takes(opening, b, key, "key %q with prefix %q is taken for the same key with prefix %q: Config.Prefix is ignored", short(key), second, first)
 	r.release(one)
 	r.refuse(a, driver.Request{Key: key}, r.grant(same, driver.Request{Key: key}))
 	r.renew(two, driver.Renewal{})

@@ -45,38 +45,29 @@ func (r *run) inject(begin, end func() error) (heal func()) {
 	r.mu.Lock()
 	r.cleanups = append(r.cleanups, heal)
 	r.mu.Unlock()
-	if err := begin(); err != nil {
-		r.fatal(nothingShown, "the harness could not begin its fault: %v", err)
-	}
+	r.must(begin(), "begin its fault")
 	return heal
 }
 
-// disconnect makes the servers unreachable for two clients, by a fault that the harness has,
-// and returns a function that ends it.
-func (r *run) disconnect(a, b driver.Backend) (heal func()) {
-	f := r.h.Faults
-	switch {
-	case f.Kill != nil && f.Restart != nil:
-		return r.inject(f.Kill, func() error { return f.Restart(true) })
-	case f.Pause != nil && f.Resume != nil:
-		return r.inject(f.Pause, f.Resume)
-	}
-	return r.silence(a, b)
+// down kills the servers, and starts them again with their data.
+func (r *run) down() (heal func()) {
+	return r.inject(r.h.Faults.Kill, func() error { return r.h.Faults.Restart(true) })
 }
 
-// silence keeps the servers from answering, by the harness's fault that begins and ends
-// fastest. heal ends it.
-func (r *run) silence(a, b driver.Backend) (heal func()) {
-	switch f := r.h.Faults; {
-	case f.Partition != nil && f.Heal != nil:
+// disconnect makes the servers unreachable for two clients, by the gravest fault that the harness has,
+// or by the one that begins and ends fastest, and returns a function that ends it.
+func (r *run) disconnect(a, b driver.Backend, fast bool) (heal func()) {
+	f := r.h.Faults
+	kills, pauses := f.Kill != nil && f.Restart != nil, f.Pause != nil && f.Resume != nil
+	switch {
+	case f.Partition != nil && f.Heal != nil && (fast || !kills && !pauses):
 		return r.inject(
 			func() error { return errors.Join(f.Partition(a), f.Partition(b)) },
 			func() error { return errors.Join(f.Heal(a), f.Heal(b)) })
-	case f.Pause != nil && f.Resume != nil:
+	case pauses && (fast || !kills):
 		return r.inject(f.Pause, f.Resume)
-	default:
-		return r.inject(f.Kill, func() error { return f.Restart(true) })
 	}
+	return r.down()
 }
 
 // outcomeUnknown asserts that the error of a call that got no answer is unknown, or at most a
@@ -97,7 +88,7 @@ func outage(r *run) {
 	free, taken := r.key(), r.key()
 	l := r.grant(a, driver.Request{Key: taken})
 	r.release(r.grant(b, driver.Request{Key: free})) // both are connected
-	heal := r.disconnect(a, b)
+	heal := r.disconnect(a, b, false)
 	for _, key := range []string{free, taken} {
 		// The driver must bound one attempt: the only deadline here is the watchdog's.
 		_, err := r.tryCtx(context.WithoutCancel(r.ctx), b, driver.Request{Key: key})
@@ -131,7 +122,7 @@ func outageInspect(r *run) {
 	key := r.key()
 	r.release(r.grant(a, driver.Request{Key: key}))
 	r.release(r.grant(b, driver.Request{Key: key})) // both are connected
-	heal := r.disconnect(a, b)
+	heal := r.disconnect(a, b, false)
 	inspector := b.(driver.Inspector)
 	calls := map[string]func(context.Context) error{
 		"Lookup": func(ctx context.Context) error { _, err := inspector.Lookup(ctx, key); return err },
@@ -158,7 +149,7 @@ func outageInspect(r *run) {
 // outageMisuse checks that an invalid request is refused without a server.
 func outageMisuse(r *run) {
 	a, b := r.pair()
-	r.silence(a, b)
+	r.disconnect(a, b, true)
 	r.refusedRequest(driver.Request{Owner: r.owner(), TTL: r.long()}, "key", "an empty key during an outage")
 	r.refusedRequest(driver.Request{Key: r.key(), Owner: r.owner(), TTL: r.long(), Mode: 9}, "mode", "mode 9 during an outage")
 	if r.info.MaxTTL != 0 {
@@ -169,11 +160,9 @@ func outageMisuse(r *run) {
 // outageRelease checks that Release does not return nil, which says that the lock is free,
 // while no server can be reached.
 func outageRelease(r *run) {
-	a, b := r.pair()
-	key := r.key()
-	l := r.grant(a, driver.Request{Key: key})
+	a, b, key, l := r.holding(driver.Request{})
 	r.release(r.grant(b, driver.Request{Key: r.key()}))
-	heal := r.disconnect(a, b)
+	heal := r.disconnect(a, b, false)
 	err := l.Release(r.ctx)
 	v := r.saw(err)
 	heal()
@@ -196,8 +185,7 @@ func outageRelease(r *run) {
 
 // outageOpen checks that Open succeeds while the servers are away.
 func outageOpen(r *run) {
-	f := r.h.Faults
-	heal := r.inject(f.Kill, func() error { return f.Restart(true) })
+	heal := r.down()
 	b, err := r.openURL(r.h.URL, r.h.Prefix)
 	heal()
 	if err != nil {
@@ -209,12 +197,9 @@ func outageOpen(r *run) {
 // restart checks that after a restart with their data servers still have the locks, and clients
 // reconnect.
 func restart(r *run) {
-	f := r.h.Faults
-	a, b := r.pair()
-	key := r.key()
-	l := r.grant(a, driver.Request{Key: key})
+	_, b, key, l := r.holding(driver.Request{})
 	fence := l.Grant().Fence
-	r.inject(f.Kill, func() error { return f.Restart(true) })()
+	r.down()()
 	if r.info.Features.Has(driver.FeatureSession) {
 		next := r.eventually(b, driver.Request{Key: key})
 		r.rises(fence, next.Grant().Fence)
@@ -231,9 +216,7 @@ func restart(r *run) {
 // owner's renewal does not succeed.
 func restartForgets(r *run) {
 	f := r.h.Faults
-	a, b := r.pair()
-	key := r.key()
-	l := r.grant(a, driver.Request{Key: key, TTL: r.short()})
+	a, b, key, l := r.holding(driver.Request{TTL: r.short()})
 	g := l.Grant()
 	r.inject(f.Kill, func() error { return f.Restart(false) })()
 	next := r.eventually(b, driver.Request{Key: key})
@@ -244,16 +227,14 @@ func restartForgets(r *run) {
 
 // restartWaiter checks that a waiter goes on when the servers are back, also for the second time.
 func restartWaiter(r *run) {
-	a, b := r.pair()
-	key := r.key()
-	l := r.grant(a, driver.Request{Key: key})
+	a, b, key, l := r.holding(driver.Request{})
 	woken := r.async(func() {
 		next, _ := r.eventuallyRule(waiting, b, driver.Request{Key: key, Wait: true}, nil)
 		r.release(next)
 	})
 	for range 2 {
 		r.pause(50 * time.Millisecond)
-		r.disconnect(a, b)()
+		r.disconnect(a, b, false)()
 	}
 	if r.info.Features.Has(driver.FeatureSession) {
 		r.releaseEnded(l)
@@ -266,14 +247,9 @@ func restartWaiter(r *run) {
 // restartWatch checks that a watch signals a release after the servers' restart, whether or not
 // it signalled the break of the connection. If the restart frees the key, it must signal that.
 func restartWatch(r *run) {
-	f := r.h.Faults
-	a, b := r.pair()
-	key := r.key()
-	l := r.grant(a, driver.Request{Key: key})
-	ctx, cancel := context.WithCancel(r.ctx)
-	defer cancel()
-	ch := r.watch(ctx, b, key)
-	r.inject(f.Kill, func() error { return f.Restart(true) })()
+	_, b, key, l := r.holding(driver.Request{})
+	ch := r.watch(r.ctx, b, key)
+	r.down()()
 	if r.info.Features.Has(driver.FeatureSession) {
 		r.value(ch, "the restart ended the session that had the lock")
 		return
@@ -283,12 +259,8 @@ func restartWatch(r *run) {
 
 // partitionWatch checks that a watch signals a release that it missed while its connection was cut.
 func partitionWatch(r *run) {
-	a, b := r.pair()
-	key := r.key()
-	l := r.grant(a, driver.Request{Key: key})
-	ctx, cancel := context.WithCancel(r.ctx)
-	defer cancel()
-	ch := r.watch(ctx, b, key)
+	_, b, key, l := r.holding(driver.Request{})
+	ch := r.watch(r.ctx, b, key)
 	heal := r.cutOff(b)
 	r.release(l)
 	r.pause(20 * time.Millisecond)
@@ -338,9 +310,7 @@ func pauseServers(r *run) {
 // token. After the link is restored the old holder learns of the loss, and does not disturb the
 // new one.
 func partition(r *run) {
-	a, b := r.pair()
-	key := r.key()
-	l := r.grant(a, driver.Request{Key: key, TTL: r.short()})
+	a, b, key, l := r.holding(driver.Request{TTL: r.short()})
 	g := l.Grant()
 	heal := r.cutOff(a)
 	err := r.renewSoon(l)
@@ -360,9 +330,7 @@ func partition(r *run) {
 
 // partitionHeals checks that a lease whose renewals failed for a while goes on.
 func partitionHeals(r *run) {
-	a, b := r.pair()
-	key := r.key()
-	l := r.grant(a, driver.Request{Key: key})
+	a, b, key, l := r.holding(driver.Request{})
 	heal := r.cutOff(a)
 	err := r.renewSoon(l)
 	r.outcomeUnknown("Renew behind a partition", err)
@@ -375,12 +343,17 @@ func partitionHeals(r *run) {
 
 const delay = 150 * time.Millisecond
 
+// slowed delays every answer to b.
+func (r *run) slowed(b driver.Backend) (heal func()) {
+	f := r.h.Faults
+	return r.inject(func() error { return f.Slow(b, delay) }, func() error { return f.Slow(b, 0) })
+}
+
 // slowExpires checks that the lease counts from before the request and not from the answer.
 func slowExpires(r *run) {
-	f := r.h.Faults
 	b := r.client()
 	r.release(r.grant(b, driver.Request{Key: r.key()}))
-	r.inject(func() error { return f.Slow(b, delay) }, func() error { return f.Slow(b, 0) })
+	r.slowed(b)
 	// A TTL whose drift does not hide the delay.
 	ttl := max(r.short(), 10*delay)
 	l := r.grant(b, driver.Request{Key: r.key(), TTL: ttl})
@@ -396,10 +369,9 @@ func (r *run) notLateBy(g driver.Grant, ttl time.Duration, call string) {
 
 // slowDeadline checks that a request whose answer came after ctx's deadline has no effect.
 func slowDeadline(r *run) {
-	f := r.h.Faults
 	a, b := r.pair()
 	r.release(r.grant(a, driver.Request{Key: r.key()}))
-	heal := r.inject(func() error { return f.Slow(a, delay) }, func() error { return f.Slow(a, 0) })
+	heal := r.slowed(a)
 	key := r.key()
 	start := time.Now()
 	ctx, cancel := context.WithTimeout(r.ctx, delay/3)
@@ -426,9 +398,7 @@ func slowDeadline(r *run) {
 
 // drop loses the next answer to b.
 func (r *run) drop(b driver.Backend) {
-	if err := r.h.Faults.DropReply(b); err != nil {
-		r.fatal(nothingShown, "the harness could not drop a reply: %v", err)
-	}
+	r.must(r.h.Faults.DropReply(b), "drop a reply")
 }
 
 // lostAcquire loses the answer of a grant. The driver must either recognize its own attempt and
@@ -453,9 +423,7 @@ func lostAcquire(r *run) {
 
 // lostRenew loses the answer of a renewal, and checks that this is not reported as a loss.
 func lostRenew(r *run) {
-	a, b := r.pair()
-	key := r.key()
-	l := r.grant(a, driver.Request{Key: key})
+	a, b, key, l := r.holding(driver.Request{})
 	r.drop(a)
 	if _, err := l.Renew(r.ctx, &driver.Renewal{TTL: r.long()}); err != nil {
 		r.outcomeUnknown("Renew whose reply was lost", err)
@@ -466,9 +434,7 @@ func lostRenew(r *run) {
 
 // lostRelease loses the answer of a release, and checks that the next Release knows the outcome.
 func lostRelease(r *run) {
-	a, b := r.pair()
-	key := r.key()
-	l := r.grant(a, driver.Request{Key: key})
+	a, b, key, l := r.holding(driver.Request{})
 	r.drop(a)
 	if v := r.saw(l.Release(r.ctx)); v != granted && v != lost && v != unknown && v != later {
 		r.fatal(releasing, "Release whose reply was lost gives %v", v)
@@ -502,9 +468,7 @@ func sessionEnd(r *run) {
 }
 
 func (r *run) endSession(b driver.Backend) {
-	if err := r.h.Faults.EndSession(b); err != nil {
-		r.fatal(nothingShown, "the harness could not end the session: %v", err)
-	}
+	r.must(r.h.Faults.EndSession(b), "end the session")
 }
 
 // lostInTime asserts that Lost is closed before the lease's own end.
@@ -543,18 +507,10 @@ func sessionLost(r *run) {
 // sessionRelease checks that the lock is free after Release returned nil or ErrLost, even if
 // the server notices the end of a session later than the client.
 func sessionRelease(r *run) {
-	a, b := r.pair()
-	key := r.key()
-	l := r.grant(a, driver.Request{Key: key})
+	a, b, key, l := r.holding(driver.Request{})
 	r.endSession(a)
 	r.releaseEnded(l)
-	next, err := r.try(b, driver.Request{Key: key})
-	if r.saw(err) == held {
-		r.fatal(releasing, "Release of a lease whose session was ended gave nil or ErrLost, and the server still has the lock: %v", err)
-	}
-	if err == nil {
-		r.release(next)
-	}
+	r.release(r.takes(releasing, b, key, "Release of a lease whose session was ended gave nil or ErrLost, and the server still has the lock"))
 }
 
 // unknownLayout checks that data in the unknown layout of another release is not taken for a

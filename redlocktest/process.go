@@ -23,9 +23,7 @@ var ownClocks = offers("clients with clocks of their own", func(s *suite) bool {
 // process opens a backend in a process of its own.
 func (r *run) process() *Client {
 	p, err := r.startProcess(rand.Uint64())
-	if err != nil {
-		r.fatal(nothingShown, "the harness could not start a process: %v", err)
-	}
+	r.must(err, "start a process")
 	return p
 }
 
@@ -65,9 +63,7 @@ func processClocks(r *run) {
 	r.together(2, func(i int) {
 		ahead := []time.Duration{time.Hour, -time.Hour}[i]
 		p, err := r.h.Process()
-		if err != nil {
-			r.fatal(nothingShown, "the harness could not start a process: %v", err)
-		}
+		r.must(err, "start a process")
 		r.keep(p)
 		if !r.setClock(p, ahead) {
 			return
@@ -99,16 +95,8 @@ func processesExclude(r *run) {
 	for range n - 1 {
 		clients = append(clients, r.process())
 	}
-	last, entries, rounds := uint64(0), 0, r.h.times(12)
 	get := func(i int) *lease { return r.eventually(clients[i], driver.Request{Key: key, Wait: true}) }
-	r.serial(n, rounds, get, func(l *lease) {
-		entries++
-		r.rises(last, l.Grant().Fence)
-		last = l.Grant().Fence
-	})
-	if entries != n*rounds {
-		r.fatal(exclusion, "%d processes had the lock %d times each, and only %d entries are counted: some overlapped", n, rounds, entries)
-	}
+	r.serial(n, r.h.times(12), get, r.rising())
 }
 
 // killedHolder: the lock of a killed process becomes free, but not before its TTL ends, unless

@@ -46,13 +46,7 @@ func longKey(r *run) {
 	stem := r.key()
 	stem += strings.Repeat("k", most-1-len(stem))
 	one := r.grant(a, driver.Request{Key: stem + "1"})
-	two, err := r.try(b, driver.Request{Key: stem + "2"})
-	if r.saw(err) == held {
-		r.fatal(requesting, "two keys of %d bytes that differ in the last one are one lock: %v", most, err)
-	}
-	if err != nil {
-		two = r.grant(b, driver.Request{Key: stem + "2"})
-	}
+	two := r.takes(requesting, b, stem+"2", "two keys of %d bytes that differ in the last one are one lock", most)
 	r.refuse(b, driver.Request{Key: stem + "1"}, one)
 	r.release(one)
 	r.release(two)

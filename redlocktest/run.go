@@ -98,6 +98,13 @@ func (r *run) fatal(broken rule, format string, args ...any) {
 	runtime.Goexit()
 }
 
+// must ends the case if the harness could not do something.
+func (r *run) must(err error, do string) {
+	if err != nil {
+		r.fatal(nothingShown, "the harness could not %s: %v", do, err)
+	}
+}
+
 // pass ends the case: there is nothing left to check.
 func (r *run) pass(format string, args ...any) {
 	r.note(format, args...)
@@ -234,9 +241,7 @@ func (r *run) latest(last, err error) error {
 // open returns another client of the lock space. It is closed after the case.
 func (r *run) open() driver.Backend {
 	b, err := r.h.Open()
-	if err != nil {
-		r.fatal(nothingShown, "the harness could not open a backend: %v", err)
-	}
+	r.must(err, "open a backend")
 	r.keep(b)
 	return b
 }
@@ -246,6 +251,13 @@ func (r *run) keep(b driver.Backend) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.backends = append(r.backends, b)
+}
+
+// close closes a client, which must succeed.
+func (r *run) close(b driver.Backend) {
+	if err := b.Close(); err != nil {
+		r.record(closing, "Close gives %v", err)
+	}
 }
 
 // clients returns n clients, the first of which is the one that begin opened.

@@ -13,7 +13,6 @@ var sharedCases = []testCase{
 	{name: "excluded", features: driver.FeatureShared, do: sharedExcluded},
 	{name: "upgrade", features: driver.FeatureShared, do: sharedUpgrade},
 	{name: "stale", features: driver.FeatureShared, do: sharedStale},
-	{name: "race", features: driver.FeatureShared, do: sharedRace},
 	{name: "waiters", features: driver.FeatureShared, do: sharedWaiters},
 	{name: "writer-waits", features: driver.FeatureShared, do: writerWaits},
 	{name: "writer-starved", features: driver.FeatureShared | driver.FeatureQueueing, do: func(r *run) { r.starve(r.clients(1)) }},
@@ -28,18 +27,11 @@ func (r *run) share(b driver.Backend, key string) *lease {
 // until the last of them has released it.
 func sharedMany(r *run) {
 	clients, key := r.clients(3), r.key()
-	seen := map[uint64]bool{}
-	last := uint64(0)
+	rises := r.rising()
 	var leases []*lease
 	for i := range 12 {
 		l := r.share(clients[i%len(clients)], key)
-		fence := l.Grant().Fence
-		if r.info.Features.Has(driver.FeatureFencing) && seen[fence] {
-			r.fatal(tokens, "two shared leases have token %d", fence)
-		}
-		seen[fence] = true
-		r.rises(last, fence)
-		last = fence
+		rises(l)
 		leases = append(leases, l)
 	}
 	for i, l := range leases {
@@ -48,7 +40,7 @@ func sharedMany(r *run) {
 		r.release(l)
 	}
 	l := r.grant(clients[0], driver.Request{Key: key})
-	r.rises(last, l.Grant().Fence)
+	rises(l)
 	r.release(l)
 }
 
@@ -62,9 +54,7 @@ func (r *run) keepsOut(b driver.Backend, key string, holder *lease) {
 }
 
 func sharedExcluded(r *run) {
-	a, b := r.pair()
-	key := r.key()
-	l := r.grant(a, driver.Request{Key: key})
+	a, b, key, l := r.holding(driver.Request{})
 	for _, c := range []driver.Backend{a, b} {
 		_, err := r.try(c, driver.Request{Key: key, Mode: driver.Shared})
 		if r.saw(err) == granted && r.valid(l) {
@@ -104,52 +94,6 @@ func sharedStale(r *run) {
 	r.renew(other, driver.Renewal{})
 	r.release(other)
 	r.free(a, key)
-}
-
-// sharedRace mixes both modes in one race, and checks that there is either one exclusive owner,
-// or only shared ones.
-func sharedRace(r *run) {
-	clients := r.clients(3)
-	for range r.h.times(3) {
-		key := r.key()
-		modes := make([]driver.Mode, 40)
-		leases := make([]*lease, len(modes))
-		r.together(len(modes), func(i int) {
-			if i%4 != 0 {
-				modes[i] = driver.Shared
-			}
-			l, err := r.try(clients[i%len(clients)], driver.Request{Key: key, Mode: modes[i]})
-			if r.saw(err) == granted {
-				leases[i] = l
-			}
-		})
-		r.compatible(key, modes, leases)
-	}
-}
-
-func (r *run) compatible(key string, modes []driver.Mode, leases []*lease) {
-	exclusive, all := 0, 0
-	for i, l := range leases {
-		if l == nil {
-			continue
-		}
-		if !r.valid(l) {
-			r.startOver("a lease ended during the race for it")
-		}
-		all++
-		if modes[i] == driver.Exclusive {
-			exclusive++
-		}
-	}
-	if exclusive > 0 && all > 1 {
-		r.fatal(sharing, "%d owners have key %q at once, %d of them exclusively", all, short(key), exclusive)
-	}
-	for _, l := range leases {
-		if l != nil {
-			r.release(l)
-		}
-	}
-	r.free(r.client(), key)
 }
 
 // sharedWaiters checks that all waiting readers get the lock together when an exclusive owner

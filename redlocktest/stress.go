@@ -285,9 +285,7 @@ func (s *stress) connect() {
 		c := &stressClient{id: i}
 		if i == 1 && s.h.OpenWithClock != nil {
 			b, err := s.h.OpenWithClock(time.Hour)
-			if err != nil {
-				s.fatal(nothingShown, "the harness could not open a backend with a clock: %v", err)
-			}
+			s.must(err, "open a backend with a clock")
 			s.keep(b)
 			c.b = b
 		} else if i == 0 {

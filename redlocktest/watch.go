@@ -93,11 +93,9 @@ func watchMany(r *run) {
 	keys := []string{r.key(), r.key(), r.key()}
 	leases := make([]*lease, len(keys))
 	var chans [][]<-chan struct{}
-	ctx, cancel := context.WithCancel(r.ctx)
-	defer cancel()
 	for i, key := range keys {
 		leases[i] = r.grant(a, driver.Request{Key: key})
-		chans = append(chans, []<-chan struct{}{r.watch(ctx, b, key), r.watch(ctx, b, key), r.watch(ctx, a, key)})
+		chans = append(chans, []<-chan struct{}{r.watch(r.ctx, b, key), r.watch(r.ctx, b, key), r.watch(r.ctx, a, key)})
 	}
 	for i := range keys {
 		r.release(leases[i])
@@ -110,10 +108,8 @@ func watchMany(r *run) {
 // watchAtOnce releases just when Watch returns: a driver that subscribes later misses the
 // release.
 func watchAtOnce(r *run) {
-	a, b := r.pair()
 	for range r.h.times(20) {
-		key := r.key()
-		l := r.grant(a, driver.Request{Key: key})
+		_, b, key, l := r.holding(driver.Request{})
 		ctx, cancel := context.WithCancel(r.ctx)
 		ch := r.watch(ctx, b, key)
 		r.release(l)
@@ -176,22 +172,14 @@ func watchWaiters(r *run) {
 	const n = 5
 	clients, key := r.clients(n), r.key()
 	get := func(i int) *lease { return r.watchUntil(clients[i], driver.Request{Key: key}) }
-	last := uint64(0)
-	r.serial(n, r.h.times(30), get, func(l *lease) {
-		r.rises(last, l.Grant().Fence)
-		last = l.Grant().Fence
-	})
+	r.serial(n, r.h.times(30), get, r.rising())
 }
 
 // watchExpiry checks that a watcher learns of the end of a lease, by a value or by RetryAfter
 // in the verdict before, so that it does not wait for a dead holder.
 func watchExpiry(r *run) {
-	a, b := r.pair()
-	key := r.key()
-	old := r.grant(a, driver.Request{Key: key, TTL: r.short()})
-	ctx, cancel := context.WithCancel(r.ctx)
-	defer cancel()
-	ch := r.watch(ctx, b, key)
+	_, b, key, old := r.holding(driver.Request{TTL: r.short()})
+	ch := r.watch(r.ctx, b, key)
 	_, err := r.try(b, driver.Request{Key: key})
 	var he *driver.HeldError
 	if !errors.As(err, &he) {

@@ -4,15 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/base"
 )
 
 // The scripts. KEYS are the lock, its counter and the lock's channel. ARGV[1] is the owner.
@@ -44,162 +42,132 @@ redis.call('PUBLISH', KEYS[3], '')
 return n`)
 )
 
-// callTimeout bounds one call of the server.
-const callTimeout = time.Second
-
 // backend is a driver's backend, with one mistake or none.
 type backend struct {
 	mistake string
 	client  *redis.Client
-	ctx     context.Context // ends with the backend
-	end     context.CancelFunc
-	closed  atomic.Bool
-	mu      sync.Mutex // guards work.Add against Close
-	work    sync.WaitGroup
+	calls   base.Calls
 }
 
 var _ driver.Watcher = (*backend)(nil)
 
 func open(addr, mistake string) *backend {
-	b := &backend{mistake: mistake, client: redis.NewClient(&redis.Options{
-		Addr: addr, ContextTimeoutEnabled: true, ReadTimeout: callTimeout, WriteTimeout: callTimeout, DialTimeout: callTimeout, MaxRetries: -1, PoolSize: 50,
+	return &backend{mistake: mistake, calls: base.Calls{Name: "stranger"}, client: redis.NewClient(&redis.Options{
+		Addr: addr, ContextTimeoutEnabled: true, DialTimeout: time.Second, MaxRetries: -1, PoolSize: 50,
 	})}
-	b.ctx, b.end = context.WithCancel(context.Background())
-	return b
 }
 
 func (b *backend) Info() driver.Info {
 	return driver.Info{Name: "stranger", Features: driver.FeatureFencing, MinTTL: 20 * time.Millisecond, MaxTTL: 24 * time.Hour}
 }
 
-// begin begins a call that Close waits for, and reports false if the backend is closed.
-func (b *backend) begin() bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.closed.Load() {
-		return false
+func (b *backend) Close() error {
+	if b.calls.Close() {
+		return b.client.Close()
 	}
-	b.work.Add(1)
-	return true
+	return nil
 }
 
-func (b *backend) Close() error {
-	b.mu.Lock()
-	again := b.closed.Swap(true)
-	b.mu.Unlock()
-	if again {
-		return nil
+// when returns the text if the backend has the mistake, and else an empty one.
+func (b *backend) when(mistake string, text any) string {
+	if b.mistake != mistake {
+		return ""
 	}
-	b.end()
-	b.work.Wait()
-	return b.client.Close()
+	return fmt.Sprint(text)
 }
 
 func keysOf(key string) []string { return []string{key, "count:" + key, "free:" + key} }
-
-// run makes one call.
-func (b *backend) run(ctx context.Context, s *redis.Script, key string, args ...any) (any, error) {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	reply, err := s.Run(ctx, b.client, keysOf(key), args...).Result()
-	if err != nil && b.closed.Load() {
-		err = errors.Join(driver.ErrClosed, err)
-	}
-	return reply, err
-}
 
 func (b *backend) Acquire(ctx context.Context, req *driver.Request) (driver.Lease, error) {
 	if err := b.Info().Check("", req); err != nil {
 		return nil, err
 	}
-	if ctx.Err() != nil {
-		return nil, ctx.Err()
-	}
-	if !b.begin() {
-		return nil, driver.ErrClosed
-	}
-	defer b.work.Done()
-	fence, now := "", ""
-	if b.mistake == "tokens by the client's clock" {
-		fence = fmt.Sprint(time.Now().UnixMicro())
-	}
-	if b.mistake == "ends by the client's clock" {
-		now = fmt.Sprint(time.Now().UnixMilli())
-	}
-	start := time.Now()
-	reply, err := b.run(ctx, acquireScript, req.Key, req.Owner, req.TTL.Milliseconds(), fence, now)
-	if deadline, ok := ctx.Deadline(); ok && !time.Now().Before(deadline) { // the context's own timer may be late
-		err = errors.Join(context.DeadlineExceeded, err)
-	} else if ctx.Err() != nil {
-		err = errors.Join(ctx.Err(), err)
-	}
-	if b.closed.Load() && b.mistake == "a grant during Close is dropped" {
-		return nil, driver.ErrClosed
-	}
+	call, err := b.calls.Begin(ctx, b.calls.Bound(req.TTL))
 	if err != nil {
+		return nil, err
+	}
+	defer call.End()
+	start, key, owner := time.Now(), req.Key, req.Owner
+	free := func(call *base.Call) error {
+		return releaseScript.Run(call, b.client, keysOf(key), owner, b.when("Release frees the next owner's lock", "yes")).Err()
+	}
+	reply, err := acquireScript.Run(call, b.client, keysOf(key), owner, req.TTL.Milliseconds(),
+		b.when("tokens by the client's clock", start.UnixMicro()), b.when("ends by the client's clock", start.UnixMilli())).Slice()
+	if err == nil && b.calls.Closed() && b.mistake == "a grant during Close is dropped" {
+		return nil, driver.ErrClosed
+	}
+	if err = errors.Join(err, call.Over()); err != nil { // it may have taken effect, and may yet
 		if b.mistake != "a failed attempt is not undone" {
-			b.undo(req.Key, req.Owner)
+			b.calls.Undo(start.Add(2*req.TTL), surely(free))
 		}
-		if b.mistake == "an outage is contention" && ctx.Err() == nil && !b.closed.Load() {
+		if b.mistake == "an outage is contention" && ctx.Err() == nil && !b.calls.Closed() {
 			return nil, &driver.HeldError{}
 		}
+		return nil, call.Failed(err)
+	}
+	if reply[0].(int64) == 0 {
+		return nil, &driver.HeldError{Holder: reply[1].(string), RetryAfter: time.Duration(reply[2].(int64)) * time.Millisecond}
+	}
+	grant := driver.Grant{Expires: driver.Expires(start, req.TTL)}
+	if _, err := fmt.Sscan(reply[1].(string), &grant.Fence); err != nil {
 		return nil, err
 	}
-	answer := reply.([]any)
-	if answer[0].(int64) == 0 {
-		return nil, &driver.HeldError{Holder: answer[1].(string), RetryAfter: time.Duration(answer[2].(int64)) * time.Millisecond}
+	renew := func(call *base.Call, r *driver.Renewal) (driver.Grant, error) {
+		start := time.Now()
+		done, err := renewScript.Run(call, b.client, keysOf(key), owner, r.TTL.Milliseconds(), b.when("a lease that ended is revived", grant.Fence)).Bool()
+		if err == nil && !done {
+			err = driver.ErrLost
+		}
+		return driver.Grant{Fence: grant.Fence, Expires: driver.Expires(start, r.TTL)}, err
 	}
-	l := &lease{b: b, key: req.Key, owner: req.Owner}
-	if _, err := fmt.Sscan(answer[1].(string), &l.grant.Fence); err != nil {
-		return nil, err
+	release := func(call *base.Call) error {
+		n, err := releaseScript.Run(call, b.client, keysOf(key), owner, b.when("Release frees the next owner's lock", "yes")).Int()
+		switch {
+		case err != nil && b.mistake == "Release swallows its error":
+			return nil
+		case err == nil && n == 0:
+			return driver.ErrLost
+		}
+		return err
 	}
-	l.grant.Expires = driver.Expires(start, req.TTL)
-	return l, nil
+	return base.NewLease(&b.calls, b.Info(), grant, renew, release), nil
 }
 
-// undo releases an attempt whose outcome is unknown, until it surely has not the lock: its request
-// may still be on its way.
-func (b *backend) undo(key, owner string) {
-	b.work.Go(func() {
-		ctx := context.WithoutCancel(b.ctx)
-		for certain := 0; certain < 5; {
-			if _, err := releaseScript.Run(ctx, b.client, keysOf(key), owner, "").Result(); err == nil {
-				certain++
-			} else if b.ctx.Err() != nil {
-				return
+// surely frees several times, because the request of the attempt may still be on its way.
+func surely(free func(*base.Call) error) func(*base.Call) error {
+	return func(call *base.Call) (err error) {
+		for range 4 {
+			if err = free(call); err != nil {
+				return err
 			}
-			time.Sleep(50 * time.Millisecond)
+			time.Sleep(10 * time.Millisecond)
 		}
-	})
+		return nil
+	}
 }
 
 func (b *backend) Watch(ctx context.Context, key string) (<-chan struct{}, error) {
-	if !b.begin() {
-		return nil, driver.ErrClosed
+	call, err := b.calls.Begin(ctx, b.calls.Bound(0))
+	if err != nil {
+		return nil, err
 	}
-	defer b.work.Done()
+	defer call.End()
 	out := make(chan struct{}, 1)
 	if b.mistake == "a watch never signals" {
 		return out, nil
 	}
-	s := b.client.Subscribe(b.ctx, "free:"+key)
-	receive := func() error {
-		_, err := s.ReceiveTimeout(ctx, callTimeout)
-		return err
+	s := b.client.Subscribe(call, "free:"+key)
+	if _, err := s.Receive(call); err != nil { // the answer to SUBSCRIBE
+		return nil, errors.Join(call.Failed(err), s.Close())
 	}
-	if err := receive(); err != nil { // the answer to SUBSCRIBE
-		return nil, errors.Join(err, s.Close())
-	}
-	over := context.AfterFunc(ctx, func() { _ = s.Close() })
-	b.work.Go(func() {
-		defer over()
+	if !b.calls.Go(func(own context.Context) {
 		defer s.Close() //nolint:errcheck // nothing is left to do
-		for ctx.Err() == nil && b.ctx.Err() == nil {
-			_, err := s.ReceiveTimeout(b.ctx, callTimeout)
+		for ctx.Err() == nil && own.Err() == nil {
+			_, err := s.ReceiveTimeout(own, 100*time.Millisecond)
 			if err != nil && strings.Contains(err.Error(), "i/o timeout") {
 				continue
 			}
-			if err != nil && !errors.Is(err, io.EOF) {
+			if err != nil {
 				time.Sleep(10 * time.Millisecond)
 			}
 			select { // a message, or a new connection, which may have missed one
@@ -207,87 +175,8 @@ func (b *backend) Watch(ctx context.Context, key string) (<-chan struct{}, error
 			default:
 			}
 		}
-	})
+	}) {
+		return nil, errors.Join(driver.ErrClosed, s.Close())
+	}
 	return out, nil
-}
-
-// lease is a lease of a backend.
-type lease struct {
-	b          *backend
-	key, owner string
-	mu         sync.Mutex
-	grant      driver.Grant
-	over       bool
-}
-
-func (l *lease) Grant() driver.Grant {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.grant
-}
-
-func (l *lease) finish() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.over = true
-}
-
-func (l *lease) isOver() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.over
-}
-
-func (l *lease) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, error) {
-	if err := l.b.Info().CheckRenewal(r); err != nil {
-		return driver.Grant{}, err
-	}
-	if l.isOver() {
-		return driver.Grant{}, driver.ErrLost
-	}
-	if !l.b.begin() {
-		return driver.Grant{}, driver.ErrClosed
-	}
-	defer l.b.work.Done()
-	start, revives := time.Now(), ""
-	if l.b.mistake == "a lease that ended is revived" {
-		revives = fmt.Sprint(l.Grant().Fence)
-	}
-	reply, err := l.b.run(ctx, renewScript, l.key, l.owner, r.TTL.Milliseconds(), revives)
-	if err != nil {
-		return driver.Grant{}, err
-	}
-	if reply.(int64) == 0 {
-		l.finish()
-		return driver.Grant{}, driver.ErrLost
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if end := driver.Expires(start, r.TTL); end.After(l.grant.Expires) || r.TTL > 0 {
-		l.grant.Expires = end
-	}
-	return l.grant, nil
-}
-
-func (l *lease) Release(ctx context.Context) error {
-	if l.isOver() {
-		return nil
-	}
-	if !l.b.begin() {
-		return driver.ErrClosed
-	}
-	defer l.b.work.Done()
-	anybody := ""
-	if l.b.mistake == "Release frees the next owner's lock" {
-		anybody = "yes"
-	}
-	reply, err := l.b.run(context.WithoutCancel(ctx), releaseScript, l.key, l.owner, anybody)
-	if err != nil && l.b.mistake != "Release swallows its error" {
-		return err
-	}
-	l.finish()
-	if n, _ := reply.(int64); err == nil && n == 0 {
-		return driver.ErrLost
-	}
-	return nil
 }
