@@ -28,8 +28,6 @@ require (
 	golang.org/x/sync v0.22.0
 )
 
-require github.com/go-zookeeper/zk v1.0.4 // indirect
-
 require (
 	filippo.io/edwards25519 v1.1.1 // indirect
 	github.com/anishathalye/porcupine v1.0.2 // indirect

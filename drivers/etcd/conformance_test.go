@@ -3,9 +3,7 @@ package etcd_test
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
-	"os"
 	"strings"
 	"testing"
 	"time"
@@ -13,35 +11,25 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 
-	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/drivers/etcd"
-	"github.com/redlock-go/redlock/drivers/internal/drivertest"
+	"github.com/redlock-go/redlock/drivers/internal/drivertest/clustertest"
 	"github.com/redlock-go/redlock/redlocktest"
 	"github.com/redlock-go/redlock/redlocktest/fault"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
-func TestMain(m *testing.M) {
-	redlocktest.ServeClient(func(url string) (driver.Backend, error) { return dlock.OpenBackend(url) })
-	status := m.Run()
-	if lone != nil {
-		if err := lone.Close(); err != nil {
-			fmt.Println(err)
-			status = 1
-		}
-	}
-	os.Exit(status)
+var system = &clustertest.System{
+	Driver: etcd.Driver{}, Start: server.StartEtcd, Servers: server.Etcd, TTL: 2 * time.Second, Grace: 3 * time.Second,
+	URL: func(user string, addrs []string) string {
+		return "etcd://" + user + strings.Join(addrs, ",") + "?call_timeout=2s"
+	},
 }
 
-// harness has backends of a cluster, each of which reaches every member through a proxy.
-func harness(g *server.Group, cfg driver.Config, user string) redlocktest.Harness {
-	return fault.HarnessOf(g.Addrs(), func(via []string) (driver.Backend, error) {
-		through := cfg
-		through.DSN = "etcd://" + user + strings.Join(via, ",") + "?call_timeout=2s"
-		return etcd.Driver{}.Open(&through)
-	})
-}
+func TestMain(m *testing.M) { system.Main(m) }
+
+// single returns a cluster of one member that the tests share, which break nothing.
+func single(t testing.TB) *server.Group { return system.Single(t) }
 
 // connect makes a client of a cluster.
 func connect(g *server.Group) (*clientv3.Client, error) {
@@ -117,64 +105,20 @@ func open(t testing.TB, url string) *etcd.Backend {
 	return b.(*etcd.Backend)
 }
 
-var whole = flag.Bool("whole", false, "repeat the cases of the suite as often as before a release")
-
-const long = "takes too long for -short"
-
 func TestConformance(t *testing.T) {
-	count, skip := 1, map[string]string(nil) // TestTheLeaderFails has three members
-	switch {
-	case server.IsDeep() || *whole:
-		count = 3
-	case testing.Short(): // a moment instead of half a minute
-		skip = map[string]string{"fault": long, "expiry": long, "wait": long, "watch": long, "leak": long, "history": long, "process": long}
-	}
-	g := server.Etcd(t, count)
-	const secret = "pw-s3cr3t" // the servers ask for none
-	var notices drivertest.NoticeLog
-	cfg := driver.Config{Prefix: "app:", Notify: notices.Add}
-	h := harness(g, cfg, "user:"+secret+"@")
-	h.Driver, h.URL = etcd.Driver{}, "etcd://user:"+secret+"@"+strings.Join(g.Addrs(), ",")
-	h.Process = func() (*redlocktest.Client, error) {
-		return redlocktest.StartClient(h.URL + "?call_timeout=2s&prefix=" + cfg.Prefix)
-	}
-	h.Prefix, h.Secret, h.Notices = cfg.Prefix, secret, notices.All
-	h.Skip, h.Short, h.TTL, h.Grace = skip, !*whole, 2*time.Second, 3*time.Second
-	h.OpenWithClock = func(ahead time.Duration) (driver.Backend, error) {
-		b, err := h.Open()
-		if err == nil {
-			fault.Unwrap(b).(*etcd.Backend).SetClock(ahead)
+	system.Conformance(t, func(g *server.Group, h *redlocktest.Harness) { // TestTheLeaderFails has three members
+		open := h.Open
+		h.OpenWithClock = func(ahead time.Duration) (driver.Backend, error) {
+			b, err := open()
+			if err == nil {
+				fault.Unwrap(b).(*etcd.Backend).SetClock(ahead)
+			}
+			return b, err
 		}
-		return b, err
-	}
-	h.Timeout = 5 * time.Minute // for a machine that is very busy
-	h.Residue = func(ctx context.Context) ([]string, error) { return stored(ctx, g) }
-	h.Faults.DropReply = fault.DropAnswer(fault.ProtocolHTTP2)
-	h.FutureLayout = func() (func() error, error) { return changeLayout(g) }
-	if h.Faults.Kill = g.KillMajority; *whole {
-		h.Faults.Kill = g.Kill
-	}
-	h.Faults.Pause, h.Faults.Resume, h.Faults.Restart = g.Pause, g.Resume, g.StartAgain
-	redlocktest.Run(t, h)
+		h.Residue = func(ctx context.Context) ([]string, error) { return stored(ctx, g) }
+		h.Faults.DropReply = fault.DropAnswer(fault.ProtocolHTTP2)
+		h.FutureLayout = func() (func() error, error) { return changeLayout(g) }
+	})
 }
 
-var stressFor = flag.Duration("long", 0, "stress for this `long`, instead of for some thousand calls")
-
-// TestStress also kills the servers and processes of clients. -long=10m sets how long it takes.
-func TestStress(t *testing.T) {
-	if *stressFor == 0 {
-		server.Deep(t) // the suite has histories
-	}
-	t.Parallel() // it mostly waits
-	g := server.Etcd(t, 3)
-	h := harness(g, driver.Config{}, "")
-	h.Process = func() (*redlocktest.Client, error) { return redlocktest.StartClient(urlOf(g)) }
-	h.TTL, h.Grace = 2*time.Second, 3*time.Second
-	h.Faults.Kill, h.Faults.Restart = g.KillMajority, g.StartAgain
-	h.Faults.Pause, h.Faults.Resume = g.Pause, g.Resume
-	o := redlocktest.StressOptions{Operations: 2500}
-	if *stressFor > 0 {
-		o = redlocktest.StressOptions{Duration: *stressFor}
-	}
-	redlocktest.Stress(t, h, o)
-}
+func TestStress(t *testing.T) { system.Stress(t) }

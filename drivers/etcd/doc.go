@@ -94,9 +94,7 @@
 // 0.53 times (0.48 to 0.58) for 64; the client's processor time was 1.20, 0.84 and 0.56 times that
 // of the mutex. The cluster wrote 2, 0.26 and 0.06 proposals a lock, beside 2 for the mutex. These
 // are medians, with 95 % intervals, of 40 rounds in which both did the same work, in one run on a
-// machine that other programs used too. Compare them in a clone by
-//
-//	go test -C drivers/etcd -run '^$' -bench Beside -benchtime 40x .
+// machine that other programs used too.
 //
 // # Parameters
 //

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -33,27 +32,6 @@ func client(t testing.TB, g *server.Group) *clientv3.Client {
 	must(t, err)
 	t.Cleanup(func() { _ = c.Close() })
 	return c
-}
-
-var (
-	loneMu sync.Mutex
-	lone   *server.Group
-)
-
-// single returns a cluster of one member that the tests share, which break nothing.
-func single(t testing.TB) *server.Group {
-	t.Helper()
-	loneMu.Lock()
-	defer loneMu.Unlock()
-	if lone == nil {
-		g, err := server.StartEtcd(t.Context(), 1, server.Config{})
-		if missing := (*server.MissingError)(nil); os.Getenv("CI") == "" && (errors.As(err, &missing) || errors.Is(err, server.ErrUnsupported)) {
-			t.Skip(err)
-		}
-		must(t, err)
-		lone = g
-	}
-	return lone
 }
 
 func must(t testing.TB, err error) {
@@ -189,7 +167,7 @@ func TestLossIsToldBeforeTheLockIsAnothers(t *testing.T) {
 	if testing.Short() {
 		t.Skip("waits for leases to end")
 	}
-	drivertest.RunLoss(t, harness(single(t), driver.Config{Prefix: "loss/"}, ""), 3*time.Second)
+	drivertest.RunLoss(t, system.Harness(single(t), driver.Config{Prefix: "loss/"}, ""), 3*time.Second)
 }
 
 // TestARenewalByAReplacedLeaderDoesNotCount: a leader that was stopped and replaced may extend

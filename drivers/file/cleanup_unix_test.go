@@ -22,9 +22,7 @@ import (
 func files(t *testing.T, folder string) []string {
 	t.Helper()
 	entries, err := os.ReadDir(folder)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var names []string
 	for _, e := range entries {
 		if !strings.HasPrefix(e.Name(), ".") {
@@ -55,9 +53,7 @@ func age(t *testing.T, folder string, since time.Time) {
 	t.Helper()
 	locks, _ := filepath.Glob(filepath.Join(folder, "*"+lockSuffix))
 	for _, path := range locks {
-		if err := os.Chtimes(path, since, since); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Chtimes(path, since, since))
 	}
 }
 
@@ -86,9 +82,7 @@ func TestAFolderDoesNotGrowForEver(t *testing.T) {
 	}
 	wantHeld(t, b, request("held"))
 	release(t, held)
-	if err := os.RemoveAll(folder); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.RemoveAll(folder))
 	b.clean(time.Now())
 	if _, err := os.Stat(folder); err == nil {
 		t.Error("a folder that was removed is back")
@@ -100,13 +94,9 @@ func TestAProgramThatEndsSoonRemovesSomething(t *testing.T) {
 	folder := t.TempDir()
 	for i := range 50 {
 		b, err := New(&Options{Folder: folder})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		release(t, acquire(t, b, request(fmt.Sprint(i))))
-		if err := b.Close(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, b.Close())
 		age(t, folder, time.Now().Add(-time.Minute))
 	}
 	if n := len(files(t, folder)); n > someKeys {
@@ -138,13 +128,9 @@ func TestTokensRiseOverARemovalThoughTheClockWasSetBack(t *testing.T) {
 func setCounter(t *testing.T, path string, limit uint64) {
 	t.Helper()
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer f.Close() //nolint:errcheck // it was synced
-	if err := beginAt(f, limit); err != nil {
-		t.Fatal(err)
-	}
+	must(t, beginAt(f, limit))
 }
 
 // What is damaged or at its end is refused, and the error names the file.
@@ -155,13 +141,9 @@ func TestTheErrorNamesTheCountersFile(t *testing.T) {
 	release(t, l)
 	setCounter(t, l.paths.gate, driver.MaxFence)
 	wantRefused(t, "the gate's end", attempt(t, folder), l.paths.gate, "largest token")
-	if err := os.Truncate(l.paths.gate, 0); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Truncate(l.paths.gate, 0))
 	wantRefused(t, "an empty gate", attempt(t, folder), l.paths.gate, "empty")
-	if err := os.WriteFile(l.paths.gate, []byte(strings.Repeat("garbage\n", 1024)), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(l.paths.gate, []byte(strings.Repeat("garbage\n", 1024)), 0o600))
 	wantRefused(t, "a damaged gate", attempt(t, folder), l.paths.gate, "damaged")
 	if err := os.Remove(l.paths.gate); err != nil { // as the errors say
 		t.Fatal(err)
@@ -239,14 +221,10 @@ func TestTooManyOpenFilesAreNamed(t *testing.T) {
 	b := open(t, t.TempDir())
 	release(t, acquire(t, b, request("k")))
 	var limit syscall.Rlimit
-	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
-		t.Fatal(err)
-	}
+	must(t, syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit))
 	few := limit
 	few.Cur = 0 // no descriptor can be opened, and those that are open stay so
-	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &few); err != nil {
-		t.Fatal(err)
-	}
+	must(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &few))
 	_, err := b.Acquire(context.Background(), request("k"))
 	if e := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit); e != nil {
 		t.Fatal(e)

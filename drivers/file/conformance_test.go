@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"testing"
 
 	"github.com/redlock-go/redlock/driver"
@@ -21,15 +22,21 @@ func TestConformance(t *testing.T) {
 		}
 		t.Run(name, func(t *testing.T) {
 			folder := t.TempDir()
-			redlocktest.Run(t, redlocktest.Harness{
+			url := fileURL(t, folder)
+			h := redlocktest.Harness{
 				Open: func() (driver.Backend, error) {
 					return New(&Options{Folder: folder, Prefix: prefix})
 				},
-				Driver: Driver{}, URL: fileURL(t, folder),
+				Driver: Driver{}, URL: url,
+				LocalClock:   true,
 				Prefix:       prefix,
 				Short:        prefix == "", // the other run has the repetitions
 				FutureLayout: func() (func() error, error) { return nextLayout(folder) },
-			})
+			}
+			if runtime.GOOS != "windows" { // see TestMain
+				h.Process = func() (*redlocktest.Client, error) { return redlocktest.StartClient(url + "?prefix=" + prefix) }
+			}
+			redlocktest.Run(t, h)
 		})
 	}
 }
@@ -37,9 +44,7 @@ func TestConformance(t *testing.T) {
 // fileURL returns the URL of a folder.
 func fileURL(t *testing.T, folder string) string {
 	b, err := New(&Options{Folder: folder})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer func() { _ = b.Close() }()
 	return b.String()
 }

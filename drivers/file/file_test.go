@@ -32,15 +32,20 @@ func shared(r *driver.Request) { r.Mode = driver.Shared }
 func open(t testing.TB, folder string) *Backend {
 	t.Helper()
 	b, err := New(&Options{Folder: folder})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() {
 		if err := b.Close(); err != nil {
 			t.Error(err)
 		}
 	})
 	return b
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
 func acquire(t testing.TB, b *Backend, r *driver.Request) *Lease {
@@ -114,32 +119,13 @@ func TestHeldNamesTheHolderAndSinceWhen(t *testing.T) {
 	}
 }
 
-func TestRenewReportsAndExtendsNothing(t *testing.T) {
-	b := open(t, t.TempDir())
-	l := acquire(t, b, request("k"))
-	if g, err := l.Renew(t.Context(), &driver.Renewal{}); err != nil || g.Fence != l.Grant().Fence {
-		t.Errorf("renew: %+v, %v", g, err)
-	}
-	_, err := l.Renew(t.Context(), &driver.Renewal{TTL: time.Second})
-	wantErr(t, "renewal with a TTL", err, driver.ErrInvalid)
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	_, err = l.Renew(ctx, &driver.Renewal{})
-	wantErr(t, "renewal with an ended context", err, context.Canceled)
-	wantErr(t, "release with an ended context", l.Release(ctx), nil)
-	_, err = l.Renew(t.Context(), &driver.Renewal{})
-	wantErr(t, "renewal after the release", err, driver.ErrLost)
-}
-
 func TestARemovedLockFileIsALoss(t *testing.T) {
 	if runtime.GOOS == "windows" {
 		t.Skip("an open file cannot be removed")
 	}
 	b := open(t, t.TempDir())
 	l := acquire(t, b, request("k"))
-	if err := os.Remove(l.paths.lock); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove(l.paths.lock))
 	next := acquire(t, b, request("k"))
 	if next.Grant().Fence <= l.Grant().Fence {
 		t.Errorf("token %d after %d", next.Grant().Fence, l.Grant().Fence)
@@ -217,9 +203,7 @@ func TestLookingRefusesNobody(t *testing.T) {
 func TestCheckFindsNothingWrongWithALocalFolder(t *testing.T) {
 	b := open(t, t.TempDir())
 	found, err := b.Check(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, f := range found {
 		if f.Severity != driver.SeverityNote {
 			t.Errorf("%+v", f)
@@ -281,9 +265,7 @@ func TestTheURLNamesTheFolder(t *testing.T) {
 		return // no folder has such a name there
 	}
 	b, err := dlock.OpenBackend("file://" + escaped)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer b.Close() //nolint:errcheck // see TestCloseEndsAllLeases
 	again, err := parse(b.(*Backend).String())
 	if err != nil || again.Folder != folder {

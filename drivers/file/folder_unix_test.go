@@ -39,17 +39,13 @@ func attempt(t *testing.T, folder string) error {
 func mode(t *testing.T, path string) fs.FileMode {
 	t.Helper()
 	fi, err := os.Lstat(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return fi.Mode()
 }
 
 func TestTheDefaultFolderIsPrivate(t *testing.T) {
 	folder := home(t)
-	if err := attempt(t, ""); err != nil {
-		t.Fatal(err)
-	}
+	must(t, attempt(t, ""))
 	if m := mode(t, folder); m.Perm() != 0o700 {
 		t.Errorf("the folder has mode %v, want 0700", m)
 	}
@@ -60,25 +56,15 @@ func TestTheDefaultFolderIsPrivate(t *testing.T) {
 		}
 	}
 
-	if err := os.Chmod(folder, 0o770); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Chmod(folder, 0o770))
 	wantRefused(t, "a default folder that others can write", attempt(t, ""), folder, "chmod 700")
 
-	if err := os.Rename(folder, folder+"2"); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink(folder+"2", folder); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Rename(folder, folder+"2"))
+	must(t, os.Symlink(folder+"2", folder))
 	wantRefused(t, "a default folder that is a link", attempt(t, ""), folder, "symbolic link")
 
-	if err := os.Remove(folder); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(folder, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove(folder))
+	must(t, os.WriteFile(folder, nil, 0o600))
 	wantRefused(t, "a default folder that is a file", attempt(t, ""), folder, "regular file")
 }
 
@@ -86,9 +72,7 @@ func TestWithoutAHomeTheFolderIsInVarTmp(t *testing.T) {
 	t.Setenv("HOME", "")
 	t.Setenv("XDG_STATE_HOME", "")
 	b, err := New(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	want := fmt.Sprint("/var/tmp/dlock-", os.Geteuid())
 	if b.folder.path != want {
 		t.Fatalf("the folder is %s, want %s", b.folder.path, want)
@@ -115,12 +99,8 @@ func TestWhoMayWriteInAFolderMayShareItsLocks(t *testing.T) {
 		{0o700, 0o600}, {0o755, 0o600}, {0o770, 0o660}, {fs.ModeSetgid | 0o775, 0o660}, {fs.ModeSticky | 0o777, 0o666}, {0o707, 0o606},
 	} {
 		folder := t.TempDir()
-		if err := os.Chmod(folder, c.folder); err != nil {
-			t.Fatal(err)
-		}
-		if err := attempt(t, folder); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Chmod(folder, c.folder))
+		must(t, attempt(t, folder))
 		p := names(&place{path: folder}, "k")
 		if m := mode(t, p.lock); m.Perm() != c.want {
 			t.Errorf("a file in a folder of mode %v has mode %v, want %v", c.folder, m, c.want)
@@ -134,9 +114,7 @@ func TestWhoMayWriteInAFolderMayShareItsLocks(t *testing.T) {
 	} {
 		folder := filepath.Join(t.TempDir(), "new")
 		b, err := New(&Options{Folder: folder, Mode: want})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		l := acquire(t, b, request("k"))
 		if m := mode(t, l.paths.lock); m.Perm() != want {
 			t.Errorf("mode=%#o gives a file of mode %v", uint32(want), m)
@@ -159,9 +137,7 @@ func TestWhatSomebodySlippedInIsRefused(t *testing.T) {
 		"a folder":          func(path string) error { return os.Mkdir(path, 0o700) },
 	} {
 		for _, suffix := range []string{lockSuffix, "gate", makerName} {
-			if err := os.WriteFile(target, []byte(text), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.WriteFile(target, []byte(text), 0o600))
 			folder := t.TempDir()
 			path := filepath.Join(folder, fileName("k")+suffix)
 			switch suffix {
@@ -170,9 +146,7 @@ func TestWhatSomebodySlippedInIsRefused(t *testing.T) {
 			case makerName:
 				path = filepath.Join(folder, makerName)
 			}
-			if err := plant(path); err != nil {
-				t.Fatal(err)
-			}
+			must(t, plant(path))
 			err := attempt(t, folder)
 			wantRefused(t, what+" as "+suffix, err, path, "remove it")
 			if got, err := os.ReadFile(target); err != nil || string(got) != text {
@@ -191,9 +165,7 @@ func TestWhatSomebodySlippedInIsRefused(t *testing.T) {
 func TestAFolderThatCannotBeUsedIsARefusal(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "file")
-	if err := os.WriteFile(path, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(path, nil, 0o600))
 	wantRefused(t, "a file as folder", attempt(t, path), path, "regular file")
 	wantRefused(t, "a file as parent", attempt(t, filepath.Join(path, "a")), path, "file:///folder")
 	b := open(t, path)
@@ -215,22 +187,14 @@ const stranger, neighbour = 54321, 54322
 func TestStrangersFilesAreRefused(t *testing.T) {
 	needRoot(t)
 	folder := home(t)
-	if err := attempt(t, ""); err != nil {
-		t.Fatal(err)
-	}
+	must(t, attempt(t, ""))
 	n := names(&place{path: folder}, "k")
 	for _, path := range []string{n.lock, n.gate} {
-		if err := os.Chown(path, stranger, stranger); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Chown(path, stranger, stranger))
 		wantRefused(t, "a stranger's file", attempt(t, ""), path, fmt.Sprint(stranger))
-		if err := os.Chown(path, 0, 0); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Chown(path, 0, 0))
 	}
-	if err := os.Chown(folder, stranger, stranger); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Chown(folder, stranger, stranger))
 	wantRefused(t, "a stranger's folder", attempt(t, ""), folder, fmt.Sprint(stranger), "file:///folder")
 }
 
@@ -238,13 +202,9 @@ func TestStrangersFilesAreRefused(t *testing.T) {
 func readable(t *testing.T, mode fs.FileMode) string {
 	t.Helper()
 	folder, err := os.MkdirTemp("", "dlock")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(folder) }) // it is in the temporary folder
-	if err := os.Chmod(folder, mode); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Chmod(folder, mode))
 	return folder
 }
 
@@ -292,9 +252,7 @@ func TestWhoMayNotShareIsToldHow(t *testing.T) {
 func TestWhatRootMakesBelongsToTheFoldersOwner(t *testing.T) {
 	needRoot(t)
 	folder := readable(t, 0o700)
-	if err := os.Chown(folder, stranger, stranger); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Chown(folder, stranger, stranger))
 	b := open(t, folder)
 	release(t, acquire(t, b, request("k")))
 	begin(t, asUser(stranger, "hold", folder).Cmd)
@@ -307,9 +265,7 @@ func TestWhatRootMakesBelongsToTheFoldersOwner(t *testing.T) {
 
 func TestCheckWarnsOfAFolderWithoutTheStickyBit(t *testing.T) {
 	folder := t.TempDir()
-	if err := os.Chmod(folder, 0o777); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Chmod(folder, 0o777))
 	found, err := open(t, folder).Check(t.Context())
 	if err != nil || len(found) != 1 || found[0].Severity != driver.SeverityWarning || found[0].Remedy != "chmod +t "+folder {
 		t.Errorf("check: %+v, %v", found, err)

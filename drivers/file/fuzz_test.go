@@ -63,9 +63,7 @@ func FuzzState(f *testing.F) {
 			release(t, l)
 		}
 		for _, path := range []string{l.paths.gate, l.paths.lock} {
-			if err := os.WriteFile(path, state[:], 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.WriteFile(path, state[:], 0o600))
 		}
 		for range 2 {
 			s, err := b.Lookup(t.Context(), "k")

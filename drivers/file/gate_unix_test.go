@@ -13,44 +13,6 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// looker stops where Lookup does its work: it has the gate of key k, and its lock.
-func looker(t *testing.T, b *Backend) (leave func()) {
-	t.Helper()
-	p, err := b.folder.enter()
-	if err != nil {
-		t.Fatal(err)
-	}
-	n := names(p, "k")
-	gate, err := b.enter(t.Context(), p, n)
-	if err != nil {
-		t.Fatal(err)
-	}
-	l, err := p.openLock(n.lock, os.O_RDONLY)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if ok, err := l.try(driver.Exclusive); !ok || err != nil {
-		t.Fatalf("lock: %t, %v", ok, err)
-	}
-	return func() {
-		l.free()
-		gate.free()
-	}
-}
-
-func TestWhoIsLookedAtIsNotRefused(t *testing.T) {
-	b := open(t, t.TempDir())
-	b.patience = time.Minute // the look may be long on a busy machine
-	release(t, acquire(t, b, request("k")))
-	for _, mode := range []driver.Mode{driver.Exclusive, driver.Shared} {
-		leave := looker(t, b)
-		time.AfterFunc(5*time.Millisecond, leave)
-		r := request("k")
-		r.Mode = mode
-		release(t, acquire(t, b, r))
-	}
-}
-
 // A process may be stopped while it has a gate. Others get an error that names it, and List goes on
 // with the keys of other gates.
 func TestAStuckGateIsNamedAndHidesNoOtherKey(t *testing.T) {
@@ -64,9 +26,7 @@ func TestAStuckGateIsNamedAndHidesNoOtherKey(t *testing.T) {
 	}
 	b.patience = 50 * time.Millisecond
 	gate, err := os.Open(l.paths.gate)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer gate.Close() //nolint:errcheck // it was only read
 	stuck := &lock{gate}
 	if ok, err := stuck.try(driver.Shared); !ok || err != nil { // flock -s

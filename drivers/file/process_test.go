@@ -11,17 +11,15 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
-	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
-	"github.com/redlock-go/redlock/redlocktest/server"
+	"github.com/redlock-go/redlock/redlocktest"
 )
 
 // The test binary is its own helper: it is started again with a role.
@@ -29,6 +27,7 @@ import (
 const roleEnv = "DLOCK_FILE_TEST_ROLE"
 
 func TestMain(m *testing.M) {
+	redlocktest.ServeClient(func(url string) (driver.Backend, error) { return dlock.OpenBackend(url) })
 	if role := os.Getenv(roleEnv); role != "" {
 		if err := play(role, os.Args[1:]); err != nil {
 			fmt.Fprintln(os.Stderr, role+":", err)
@@ -80,8 +79,6 @@ func play(role string, args []string) error {
 			<-never
 		}
 		return l.(*Lease).Detach()
-	case "count":
-		return count(b, args[0], args[1])
 	}
 	return fmt.Errorf("unknown role %q", role)
 }
@@ -90,27 +87,6 @@ func play(role string, args []string) error {
 func announce(line string, w io.Writer) error {
 	fmt.Println(line)
 	_, err := io.Copy(w, os.Stdin)
-	return err
-}
-
-// count adds its tokens to a file that nothing else protects.
-func count(b *Backend, folder, times string) error {
-	locks, err := dlock.New(b)
-	if err != nil {
-		return err
-	}
-	n, err := strconv.Atoi(times)
-	for i := 0; i < n && err == nil; i++ {
-		err = dlock.Do(context.Background(), locks, "k", func(ctx context.Context) error {
-			l, _ := dlock.LeaseFor(ctx, "k")
-			path := filepath.Join(folder, "tokens")
-			text, err := os.ReadFile(path)
-			if err != nil {
-				return err
-			}
-			return os.WriteFile(path, fmt.Appendln(text, l.Fence()), 0o600)
-		})
-	}
 	return err
 }
 
@@ -133,16 +109,10 @@ type process struct {
 func begin(t *testing.T, cmd *exec.Cmd) *process {
 	t.Helper()
 	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, cmd.Start())
 	t.Cleanup(func() {
 		_ = in.Close()            // ends a command that it has left behind
 		_ = cmd.Process.Kill()    // it may have ended
@@ -157,9 +127,7 @@ func begin(t *testing.T, cmd *exec.Cmd) *process {
 
 func (p *process) kill(t *testing.T) {
 	t.Helper()
-	if err := p.Process.Signal(syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	must(t, p.Process.Signal(syscall.SIGKILL))
 	if _, err := p.Process.Wait(); err != nil {
 		t.Fatal(err)
 	}
@@ -168,9 +136,7 @@ func (p *process) kill(t *testing.T) {
 func (p *process) fence(t *testing.T) uint64 {
 	t.Helper()
 	f, err := strconv.ParseUint(p.line, 10, 64)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return f
 }
 
@@ -184,6 +150,8 @@ func TestAKilledHolderFreesAtOnce(t *testing.T) {
 	if st, err := b.Lookup(t.Context(), "k"); err != nil || len(st.Holders) != 1 || st.Holders[0].Address != fmt.Sprint("pid ", p.Process.Pid) {
 		t.Errorf("state %+v, %v", st, err)
 	}
+	must(t, p.Process.Signal(syscall.SIGSTOP))
+	wantHeld(t, b, request("k")) // a stopped process stays the holder
 	p.kill(t)
 	if st, err := b.Lookup(t.Context(), "k"); err != nil || len(st.Holders) != 0 {
 		t.Errorf("state of a key whose holder was killed: %+v, %v", st, err)
@@ -192,25 +160,6 @@ func TestAKilledHolderFreesAtOnce(t *testing.T) {
 	if l.Grant().Fence <= p.fence(t) {
 		t.Errorf("token %d after %d", l.Grant().Fence, p.fence(t))
 	}
-}
-
-func TestAStoppedHolderStaysTheHolder(t *testing.T) {
-	b := open(t, t.TempDir())
-	p := begin(t, helper("hold", b.folder.path))
-	if err := p.Process.Signal(syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
-	wantHeld(t, b, request("k"))
-	if err := p.Process.Signal(syscall.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
-	if err := p.in.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if err := p.Wait(); err != nil {
-		t.Fatal(err)
-	}
-	release(t, acquire(t, b, request("k")))
 }
 
 // The descriptor that a command inherited keeps the lock, even if the holder is killed.
@@ -276,52 +225,11 @@ func TestOnlyWhoIsGivenTheDescriptorInherits(t *testing.T) {
 	b := open(t, t.TempDir())
 	l := acquire(t, b, request("k"))
 	begin(t, helper("idle", b.folder.path))
-	if err := l.Detach(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, l.Detach())
 	if l.File() != nil {
 		t.Error("a detached lease has a file")
 	}
 	wantErr(t, "release after Detach", l.Release(t.Context()), nil)
 	wantErr(t, "a second Detach", l.Detach(), nil)
 	release(t, acquire(t, b, request("k")))
-}
-
-func TestManyProcessesCountTogether(t *testing.T) {
-	t.Parallel()
-	processes, times := 8, 10
-	if server.IsDeep() {
-		processes, times = 40, 50
-	}
-	folder := t.TempDir()
-	path := filepath.Join(folder, "tokens")
-	if err := os.WriteFile(path, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	began := time.Now()
-	var wg sync.WaitGroup
-	for range processes {
-		wg.Go(func() {
-			if err := helper("count", folder, strconv.Itoa(times)).Run(); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	wg.Wait()
-	t.Logf("%d times %d in %v", processes, times, time.Since(began).Round(time.Millisecond))
-	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	last := uint64(0)
-	for _, word := range strings.Fields(string(text)) {
-		token, err := strconv.ParseUint(word, 10, 64)
-		if err != nil || token <= last {
-			t.Errorf("token %s after %d, %v", word, last, err)
-		}
-		last = token
-	}
-	if n := len(strings.Fields(string(text))); n != processes*times {
-		t.Errorf("%d locks left a trace, want %d", n, processes*times)
-	}
 }

@@ -222,9 +222,7 @@ func TestACounterBeginsAboveItsLimit(t *testing.T) {
 	d.rng = rand.New(rand.NewPCG(1, 1))
 	now := time.Now()
 	ahead := uint64(now.Add(time.Hour).UnixMicro())
-	if err := beginAt(d, ahead); err != nil {
-		t.Fatal(err)
-	}
+	must(t, beginAt(d, ahead))
 	for i := range uint64(3) {
 		if fence, err := issue(d, "b", 0, now); err != nil || fence != ahead+1+i {
 			t.Errorf("token %d, %v", fence, err)
@@ -278,9 +276,7 @@ func TestAnotherLayoutIsRefused(t *testing.T) {
 
 func TestTheLargestTokenIsTheLast(t *testing.T) {
 	d := newDisk()
-	if err := beginAt(d, driver.MaxFence); err != nil {
-		t.Fatal(err)
-	}
+	must(t, beginAt(d, driver.MaxFence))
 	if fence, err := issue(d, "b", 0, time.Now()); !errors.Is(err, errEnd) {
 		t.Errorf("token %d after the largest: %v", fence, err)
 	}

@@ -14,9 +14,7 @@ import (
 func watch(t *testing.T, b *Backend, key string) <-chan struct{} {
 	t.Helper()
 	ch, err := b.Watch(t.Context(), key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return ch
 }
 
@@ -39,22 +37,16 @@ func TestWatchHearsOfAReleaseAnywhere(t *testing.T) {
 
 	p := begin(t, helper("hold", b.folder.path))
 	ch = watch(t, b, "k")
-	if err := p.in.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, p.in.Close())
 	signalled(t, "a release by another process", ch)
-	if err := p.Wait(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, p.Wait())
 
 	p = begin(t, helper("hold", b.folder.path))
 	ch = watch(t, b, "k")
 	p.kill(t)
 	signalled(t, "a holder's death", ch)
 	release(t, acquire(t, b, request("k")))
-	if err := b.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.Close())
 	signalled(t, "the backend's end", ch)
 	_, err := b.Watch(t.Context(), "k")
 	wantErr(t, "watch after Close", err, driver.ErrClosed)
@@ -101,9 +93,7 @@ func TestNoDescriptorIsLeft(t *testing.T) {
 		}
 		release(t, l)
 		s := acquire(t, b, request("k", shared))
-		if err := s.Detach(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, s.Detach())
 	}
 	if _, err := b.Check(t.Context()); err != nil {
 		t.Fatal(err)
@@ -129,9 +119,7 @@ func descriptors(t *testing.T) int {
 	if errors.Is(err, os.ErrNotExist) {
 		t.Skip("no /proc")
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	n := 0
 	for _, e := range entries {
 		if target, err := os.Readlink("/proc/self/fd/" + e.Name()); err == nil && (strings.HasPrefix(target, "/") || strings.Contains(target, "inotify")) {

@@ -14,7 +14,6 @@ import (
 	"github.com/nats-io/nuid"
 
 	"github.com/redlock-go/redlock/driver"
-	"github.com/redlock-go/redlock/driver/base"
 )
 
 // layout is the version of what is stored, in the bucket's metadata.
@@ -144,8 +143,7 @@ func (b *Backend) find(ctx context.Context, nc *nats.Conn) (*bucket, error) {
 		return nil, err
 	}
 	k := &bucket{nc: nc, js: js, s: s, root: b.opt.Bucket + "." + info.Config.Metadata[metaEpoch] + ".", base: uint64(info.Created.UnixMicro()), seen: sent}
-	ahead, _ := base.ClockOffset(info.TimeStamp, sent)
-	k.at = sent.Round(0).Add(ahead)
+	k.at = info.TimeStamp.Add(-time.Since(sent) / 2)
 	return k, nil
 }
 

@@ -191,7 +191,7 @@ func TestTheNamedWaiterLeft(t *testing.T) {
 // for an attempt that failed long ago.
 func TestAttemptsWithoutAConnection(t *testing.T) {
 	if testing.Short() {
-		t.Skip(long)
+		t.Skip("waits for a lock to end")
 	}
 	g := server.NATS(t, 1)
 	nc, err := client.Connect("nats://"+g.Addrs()[0], client.MaxReconnects(-1), client.ReconnectWait(50*time.Millisecond))

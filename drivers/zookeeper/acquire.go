@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/go-zookeeper/zk"
-
 	"github.com/redlock-go/redlock/driver"
 )
 
@@ -97,7 +95,7 @@ func (a *attempt) try(ctx context.Context) error {
 		return nil
 	}
 	// An entry of another library came meanwhile, which does not change the container's version.
-	if a.s.remove(ctx, a.node) == nil {
+	if _, err := a.s.again(ctx, remove(a.node, -1)); err == nil {
 		a.node = ""
 	}
 	return a.held(ctx, first)
@@ -120,27 +118,24 @@ func (a *attempt) enter(ctx context.Context, wait bool) error {
 		sent := time.Now()
 		a.doubt = true
 		a.container = known.container
-		made, err := ask(ctx, a.s, func(c *zk.Conn) ([]zk.MultiResponse, error) {
-			return c.Multi(
-				&zk.SetDataRequest{Path: a.dir, Data: counterValue(a.fence), Version: known.version},
-				&zk.CreateRequest{Path: a.dir + "/" + a.name, Data: entryValue(a.fence, a.req.Owner), Acl: a.b.acl, Flags: zk.FlagEphemeral | zk.FlagSequence},
-			)
-		})
-		if err == nil && (len(made) != 2 || made[0].Stat == nil || made[1].String == "") {
-			return errors.New("the server's answer has an unexpected form")
+		made, err := a.s.ask(ctx, multi(
+			set(a.dir, counterValue(a.fence), known.version),
+			create(opCreate, a.dir+"/"+a.name, entryValue(a.fence, a.req.Owner), a.b.acl, ephemeral|sequential),
+		))
+		if err == nil && (made.stat.made == 0 || made.node == "") {
+			return errHostile
 		}
 		switch {
 		case err == nil:
-			stat := made[0].Stat
-			a.node, a.sent, a.doubt = made[1].String, sent, false
-			a.ahead, a.known = known.entries, !known.unread && stat.Czxid == known.container && births(stat) == known.births
-			a.b.clock.set(stat.Mtime)
+			a.node, a.sent, a.doubt = made.node, sent, false
+			a.ahead, a.known = known.entries, !known.unread && made.stat.made == known.container && made.stat.births == known.births
+			a.b.clock.set(made.stat.changed)
 			return nil
-		case broken(err) && ctx.Err() == nil:
+		case errors.Is(err, errBroken) && ctx.Err() == nil:
 			if err := a.find(ctx); err != nil || a.node != "" {
 				return err
 			}
-		case errors.Is(err, zk.ErrNoNode), errors.Is(err, zk.ErrBadVersion):
+		case errors.Is(err, errNoNode), errors.Is(err, errBadVersion):
 			a.doubt = false
 		default:
 			a.doubt = !definite(err)
@@ -163,13 +158,6 @@ type queue struct {
 	unread    bool
 }
 
-// births returns twice the number of entries that a container ever had: Cversion is the number
-// of creations and deletions. If it is the same in the transaction that makes an entry as in an
-// earlier look, no entry was made in between, so that look saw all that are before the new one.
-// (The version of the container's data does not tell, because entries of other libraries do not
-// change it.)
-func births(container *zk.Stat) int32 { return container.Cversion + container.NumChildren }
-
 // Servers number the entries of a container from 0 to 2^31-1, and give all later ones the same number.
 // A container that has no entries is made anew once it has had many. One that always has entries is
 // refused shortly before the end, until it has none.
@@ -178,25 +166,13 @@ const (
 	lastEntries = 1<<31 - 1<<16
 )
 
-// entriesMade returns how many entries a container ever had, which is the number of the next one.
-func entriesMade(container *zk.Stat) int64 { return int64(uint32(births(container)) / 2) }
-
-// discard deletes a container, unless it has changed or has entries. Its tokens go on from the time.
-func (b *Backend) discard(ctx context.Context, s *session, dir string, version int32) error {
-	_, err := again(ctx, s, func(c *zk.Conn) (struct{}, error) { return struct{}{}, c.Delete(dir, version) })
-	if errors.Is(err, zk.ErrNoNode) || errors.Is(err, zk.ErrBadVersion) || errors.Is(err, zk.ErrNotEmpty) {
-		return nil
-	}
-	return err
-}
-
 // inspect reads the container, and makes it if it is missing. Unless the attempt waits, the
 // error names the holder that excludes it. current says that reads are not older than the
 // session's last write.
 func (a *attempt) inspect(ctx context.Context, wait, current bool) (queue, error) {
 	for {
-		got, err := read(ctx, a.s, a.dir)
-		if errors.Is(err, zk.ErrNoNode) {
+		got, err := a.s.again(ctx, get(a.dir, 0))
+		if errors.Is(err, errNoNode) {
 			if err = a.make(ctx); err == nil {
 				continue
 			}
@@ -204,9 +180,10 @@ func (a *attempt) inspect(ctx context.Context, wait, current bool) (queue, error
 		if err != nil {
 			return queue{}, err
 		}
-		switch made := entriesMade(got.stat); {
-		case made >= a.b.manyEntries && got.stat.NumChildren == 0:
-			if err := a.b.discard(ctx, a.s, a.dir, got.stat.Version); err != nil {
+		switch made := int64(uint32(got.stat.births) / 2); {
+		case made >= a.b.manyEntries && got.stat.living == 0: // its tokens go on from the time
+			_, err := a.s.again(ctx, remove(a.dir, got.stat.version))
+			if err != nil && !errors.Is(err, errNoNode) && !errors.Is(err, errBadVersion) && !errors.Is(err, errNotEmpty) {
 				return queue{}, err
 			}
 			continue
@@ -214,60 +191,39 @@ func (a *attempt) inspect(ctx context.Context, wait, current bool) (queue, error
 			return queue{}, errSequence
 		}
 		token, err := parseCounter(got.data)
-		known := queue{token: token, version: got.stat.Version, container: got.stat.Czxid, births: births(got.stat)}
-		if known.unread = wait && got.stat.NumChildren > 0; known.unread || got.stat.NumChildren == 0 || err != nil {
+		known := queue{token: token, version: got.stat.version, container: got.stat.made, births: got.stat.births}
+		if known.unread = wait && got.stat.living > 0; known.unread || got.stat.living == 0 || err != nil {
 			return known, err
 		}
-		all, err := a.list(ctx)
-		if errors.Is(err, zk.ErrNoNode) || err == nil && (all.stat.Version != known.version || all.stat.Czxid != known.container) {
+		all, err := a.s.again(ctx, children(a.dir))
+		if errors.Is(err, errNoNode) || err == nil && (all.stat.version != known.version || all.stat.made != known.container) {
 			continue // the container changed meanwhile
 		}
 		if err != nil {
 			return queue{}, err
 		}
-		known.entries, known.births = parseQueue(all.children), births(all.stat)
+		known.entries, known.births = parseQueue(all.children), all.stat.births
 		switch {
 		case before(known.entries, a.req.Mode) == nil:
 			return known, nil
 		case current:
 			return queue{}, a.held(ctx, &known.entries[0])
 		}
-		if err := a.b.sync(ctx, a.s, a.dir); err != nil { // the asked member may be behind
+		if _, err := a.s.again(ctx, of(opSync, a.dir)); err != nil { // the asked member may be behind
 			return queue{}, err
 		}
 		current = true
 	}
 }
 
-// A listing is the names of a container's entries.
-type listing struct {
-	children []string
-	stat     *zk.Stat
-}
-
-func (a *attempt) list(ctx context.Context) (listing, error) {
-	return again(ctx, a.s, func(c *zk.Conn) (listing, error) {
-		children, stat, err := c.Children(a.dir)
-		return listing{children, stat}, err
-	})
-}
-
-// sync makes the member that serves the session catch up.
-func (b *Backend) sync(ctx context.Context, s *session, path string) error {
-	_, err := again(ctx, s, func(c *zk.Conn) (string, error) { return c.Sync(path) })
-	return err
-}
-
 // make makes the lock's container, which the servers delete some time after its last entry.
 func (a *attempt) make(ctx context.Context) error {
 	for {
-		_, err := again(ctx, a.s, func(c *zk.Conn) (string, error) {
-			return c.CreateContainer(a.dir, counterValue(driver.NextFence(0, 0, a.b.clock.now())), zk.FlagContainer, a.b.acl)
-		})
+		_, err := a.s.again(ctx, create(opContainer, a.dir, counterValue(driver.NextFence(0, 0, a.b.clock.now())), a.b.acl, container))
 		switch {
-		case err == nil, errors.Is(err, zk.ErrNodeExists):
+		case err == nil, errors.Is(err, errNodeExists):
 			return nil
-		case !errors.Is(err, zk.ErrNoNode):
+		case !errors.Is(err, errNoNode):
 			return err
 		}
 		a.b.forgetLook()
@@ -280,15 +236,15 @@ func (a *attempt) make(ctx context.Context) error {
 // held returns the verdict that the first entry of the queue has the lock, and notes it.
 func (a *attempt) held(ctx context.Context, first *entry) error {
 	a.seen = &driver.HeldError{}
-	if got, err := read(ctx, a.s, a.dir+"/"+first.name); err == nil {
+	if got, err := a.s.again(ctx, get(a.dir+"/"+first.name, 0)); err == nil {
 		a.seen = heldBy(first, got)
 	}
 	return a.seen
 }
 
 // heldBy returns the verdict that names the owner of an entry.
-func heldBy(e *entry, got stored) *driver.HeldError {
-	owner, _ := parseEntry(e.name, got.data, got.stat.Czxid)
+func heldBy(e *entry, got answer) *driver.HeldError {
+	owner, _ := parseEntry(e.name, got.data, got.stat.made)
 	return &driver.HeldError{Holder: owner}
 }
 
@@ -302,8 +258,8 @@ func (a *attempt) earlier(ctx context.Context) ([]entry, error) {
 		a.known = false
 		return a.ahead, nil
 	}
-	all, err := a.list(ctx)
-	if errors.Is(err, zk.ErrNoNode) {
+	all, err := a.s.again(ctx, children(a.dir))
+	if errors.Is(err, errNoNode) {
 		return nil, errGone
 	}
 	if err != nil {
@@ -311,7 +267,7 @@ func (a *attempt) earlier(ctx context.Context) ([]entry, error) {
 	}
 	entries := parseQueue(all.children)
 	at := find(entries, a.name)
-	if at < 0 || all.stat.Czxid != a.container {
+	if at < 0 || all.stat.made != a.container {
 		return nil, errGone
 	}
 	return entries[:at], nil
@@ -419,15 +375,16 @@ func (a *attempt) confirm(ctx context.Context) error {
 // confirm returns when the request that found the entry was sent. The error is errGone if the
 // entry does not exist.
 func confirm(ctx context.Context, s *session, node string) (sent time.Time, err error) {
-	sent, err = again(ctx, s, func(c *zk.Conn) (time.Time, error) {
-		sent := time.Now()
-		_, err := c.Multi(&zk.CheckVersionRequest{Path: node, Version: -1})
-		return sent, err
-	})
-	if errors.Is(err, zk.ErrNoNode) {
-		err = errGone
+	for {
+		sent = time.Now()
+		_, err = s.ask(ctx, check(node))
+		switch {
+		case errors.Is(err, errNoNode):
+			return sent, errGone
+		case !errors.Is(err, errBroken) || ctx.Err() != nil:
+			return sent, err
+		}
 	}
-	return sent, err
 }
 
 // await waits until an entry is removed, or for a while.

@@ -3,7 +3,6 @@ package zookeeper_test
 import (
 	"context"
 	"errors"
-	"flag"
 	"strings"
 	"testing"
 	"time"
@@ -11,21 +10,23 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/redlock-go/redlock/driver"
-	"github.com/redlock-go/redlock/drivers/internal/drivertest"
+	"github.com/redlock-go/redlock/drivers/internal/drivertest/clustertest"
 	"github.com/redlock-go/redlock/drivers/zookeeper"
 	"github.com/redlock-go/redlock/redlocktest"
-	"github.com/redlock-go/redlock/redlocktest/fault"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
-// harness has backends of an ensemble, each of which reaches every member through a proxy.
-func harness(g *server.Group, cfg driver.Config, user string) redlocktest.Harness {
-	return fault.HarnessOf(g.Addrs(), func(via []string) (driver.Backend, error) {
-		through := cfg
-		through.DSN = "zk://" + user + strings.Join(via, ",") + "?call_timeout=1500ms"
-		return zookeeper.Driver{}.Open(&through)
-	})
+var system = &clustertest.System{
+	Driver: zookeeper.Driver{}, Start: server.StartZooKeeper, Servers: server.ZooKeeper, TTL: 2 * time.Second, Grace: 3 * time.Second,
+	URL: func(user string, addrs []string) string {
+		return "zk://" + user + strings.Join(addrs, ",") + "?call_timeout=1500ms"
+	},
 }
+
+func TestMain(m *testing.M) { system.Main(m) }
+
+// single returns a server that the tests share, which break nothing.
+func single(t testing.TB) *server.Group { return system.Single(t) }
 
 type quiet struct{}
 
@@ -93,78 +94,32 @@ func open(t testing.TB, url string) *zookeeper.Backend {
 	return b.(*zookeeper.Backend)
 }
 
-var whole = flag.Bool("whole", false, "repeat the cases of the suite as often as before a release")
-
-const long = "takes too long for -short"
-
 func TestConformance(t *testing.T) {
-	count, skip := 1, map[string]string(nil) // TestTheLeaderFails has three members
-	switch {
-	case server.IsDeep() || *whole:
-		count = 3
-	case testing.Short(): // a moment instead of half a minute
-		skip = map[string]string{"fault": long, "expiry": long, "wait": long, "watch": long, "leak": long, "history": long, "process": long}
-	}
-	g := server.ZooKeeper(t, count)
-	const secret = "pw-s3cr3t" // the nodes are then those of this user
-	var notices drivertest.NoticeLog
-	cfg := driver.Config{Prefix: "app:", Notify: notices.Add}
-	look := func(f func(*zk.Conn) error) error {
-		c, err := connect(g.Addrs())
-		if err != nil {
-			return err
+	system.Conformance(t, func(g *server.Group, h *redlocktest.Harness) { // TestTheLeaderFails has three members
+		look := func(f func(*zk.Conn) error) error {
+			c, err := connect(g.Addrs())
+			if err != nil {
+				return err
+			}
+			defer c.Close()
+			if err := c.AddAuth("digest", []byte("user:"+clustertest.Secret)); err != nil { // the nodes are this user's
+				return err
+			}
+			return f(c)
 		}
-		defer c.Close()
-		if err := c.AddAuth("digest", []byte("user:"+secret)); err != nil {
-			return err
+		// There is no OpenWithClock: the driver never reads the wall clock. The cases of processes,
+		// whose wall clocks are wrong, show that.
+		if clustertest.Whole() { // otherwise List tells, which costs the server less
+			h.Residue = func(context.Context) (names []string, err error) {
+				err = look(func(c *zk.Conn) error { names, err = stored(c, "/dlock"); return err })
+				return names, err
+			}
 		}
-		return f(c)
-	}
-	h := harness(g, cfg, "user:"+secret+"@")
-	h.Driver, h.URL = zookeeper.Driver{}, "zk://user:"+secret+"@"+strings.Join(g.Addrs(), ",")
-	h.Process = func() (*redlocktest.Client, error) {
-		return redlocktest.StartClient(h.URL + "?call_timeout=1500ms&prefix=" + cfg.Prefix)
-	}
-	h.Prefix, h.Secret, h.Notices = cfg.Prefix, secret, notices.All
-	h.Skip, h.Short, h.TTL, h.Grace = skip, !*whole, 2*time.Second, 3*time.Second
-	// There is no OpenWithClock: the driver never reads the wall clock. The cases of processes,
-	// whose wall clocks are wrong, show that. A machine that is very busy starts three Java servers
-	// slowly.
-	h.Timeout = 5 * time.Minute
-	if server.IsDeep() || *whole { // otherwise List tells, which costs the server less
-		h.Residue = func(context.Context) (names []string, err error) {
-			err = look(func(c *zk.Conn) error { names, err = stored(c, "/dlock"); return err })
-			return names, err
+		h.FutureLayout = func() (undo func() error, err error) {
+			set := func(old, new string) error { return look(func(c *zk.Conn) error { return setLayout(c, old, new) }) }
+			return func() error { return set("dlock2", "dlock1") }, set("dlock1", "dlock2")
 		}
-	}
-	h.FutureLayout = func() (undo func() error, err error) {
-		set := func(old, new string) error { return look(func(c *zk.Conn) error { return setLayout(c, old, new) }) }
-		return func() error { return set("dlock2", "dlock1") }, set("dlock1", "dlock2")
-	}
-	if h.Faults.Kill = g.KillMajority; *whole {
-		h.Faults.Kill = g.Kill
-	}
-	h.Faults.Pause, h.Faults.Resume, h.Faults.Restart = g.Pause, g.Resume, g.StartAgain
-	redlocktest.Run(t, h)
+	})
 }
 
-var stressFor = flag.Duration("long", 0, "stress for this `long`, instead of for some thousand calls")
-
-// TestStress also kills the servers and processes of clients. -long=10m sets how long it takes.
-func TestStress(t *testing.T) {
-	if *stressFor == 0 {
-		server.Deep(t) // the suite has histories
-	}
-	t.Parallel() // it mostly waits
-	g := server.ZooKeeper(t, 3)
-	h := harness(g, driver.Config{}, "")
-	h.Process = func() (*redlocktest.Client, error) { return redlocktest.StartClient(urlOf(g)) }
-	h.TTL, h.Grace = 2*time.Second, 3*time.Second
-	h.Faults.Kill, h.Faults.Restart = g.KillMajority, g.StartAgain
-	h.Faults.Pause, h.Faults.Resume = g.Pause, g.Resume
-	o := redlocktest.StressOptions{Operations: 2500}
-	if *stressFor > 0 {
-		o = redlocktest.StressOptions{Duration: *stressFor}
-	}
-	redlocktest.Stress(t, h, o)
-}
+func TestStress(t *testing.T) { system.Stress(t) }

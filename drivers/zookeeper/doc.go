@@ -89,22 +89,18 @@
 // dies, a lock that is free stays so until the session of that waiter ends: after 1.5 times its TTL
 // at most, 15 s at a TTL of 10 s.
 //
-// The driver uses go-zookeeper 1.0.4, the newest release of that library, and looks at each packet
-// before the library does. Otherwise a server that sends a negative timeout, or a length that is
-// larger than its packet, could end the process. Watches end with their connection, since the
-// library may otherwise ask for events since a later transaction than it saw when it connects
-// again.
+// The driver speaks ZooKeeper's protocol itself. A server that sends what is no answer, such as a
+// negative timeout or a length that is larger than its packet, loses the connection. Watches end
+// with their connection, and the waiters look again.
 //
 // # Speed
 //
 // A lock that is free and its release take three round trips, two of them writes, as with NewLock
-// of go-zookeeper; ours also writes the token. On one member they took 1.13 times as long (1.10 to
-// 1.16) as with NewLock for one goroutine, 1.04 times (1.01 to 1.12) for 16 goroutines with keys of
-// their own, and 1.20 times (1.14 to 1.34) for two clients that pass one key to each other. These
-// are medians, with 95 % intervals, of 40 rounds in which both did the same work, in one run on a
-// machine that other programs used too. Repeat it in a clone by
-//
-//	go test -C drivers/zookeeper -run '^$' -bench Beside -benchtime 40x .
+// of go-zookeeper; ours also writes the token. On one member they took 1.04 times as long (0.83 to
+// 1.21) as with NewLock for one goroutine, 1.07 times (1.01 to 1.12) for 16 goroutines with keys of
+// their own, and 1.14 times (1.01 to 1.21) for two clients that pass one key to each other. These
+// are medians, with 95 % intervals, of 30 rounds in which both did the same work, in one run on a
+// machine that other programs used too.
 //
 // # Parameters
 //

@@ -8,8 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/go-zookeeper/zk"
-
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/base"
 	"github.com/redlock-go/redlock/driver/dsn"
@@ -85,9 +83,8 @@ type Backend struct {
 	info     driver.Info
 	address  string
 	hosts    []string
-	secure   *tls.Config
 	password []byte // user:password; nil: none
-	acl      []zk.ACL
+	acl      acl    // of what it makes
 	clock    clock
 	// longestIdle is how long a session without users is kept. Tests change it, and these.
 	longestIdle              time.Duration
@@ -107,8 +104,7 @@ var (
 )
 
 // New returns a backend for an ensemble whose members have these addresses. It connects to
-// nothing. (A connection of the client library has one session with a fixed timeout, and each
-// TTL needs another one, so the backend makes its connections itself.)
+// nothing.
 func New(members []string, o *Options) (*Backend, error) {
 	var opt Options
 	if o != nil {
@@ -141,17 +137,17 @@ func New(members []string, o *Options) (*Backend, error) {
 		return nil, driver.Invalid("URL", "has a password and no user")
 	}
 	b := &Backend{
-		opt: opt, hosts: members, secure: opt.TLS, address: "zk://" + strings.Join(members, ",") + strings.TrimSuffix(opt.Path, "/"),
+		opt: opt, hosts: members, address: "zk://" + strings.Join(members, ",") + strings.TrimSuffix(opt.Path, "/"),
 		info: driver.Info{
 			Name:     "zookeeper",
 			Features: driver.FeatureShared | driver.FeatureFencing | driver.FeatureQueueing | driver.FeatureOrdered,
 			MinTTL:   minTTL, MaxTTL: maxTTL,
 		},
-		acl: zk.WorldACL(zk.PermAll), longestIdle: longestIdle, manyEntries: manyEntries, lastEntries: lastEntries, clock: clock{looking: make(chan struct{}, 1)},
+		acl: acl{"world", "anyone"}, longestIdle: longestIdle, manyEntries: manyEntries, lastEntries: lastEntries, clock: clock{looking: make(chan struct{}, 1)},
 		sessions: map[time.Duration]*session{}, all: map[*session]struct{}{},
 	}
 	if opt.User != "" {
-		b.password, b.acl = []byte(opt.User+":"+opt.Password), zk.AuthACL(zk.PermAll)
+		b.password, b.acl = []byte(opt.User+":"+opt.Password), acl{scheme: "auth"}
 	}
 	b.calls.Name, b.calls.Timeout = "zookeeper", opt.CallTimeout
 	return b, nil
@@ -218,10 +214,7 @@ func (b *Backend) session(ttl time.Duration) (*session, error) {
 		old.poke()
 		old.mu.Unlock()
 	}
-	s, err := b.newSession(class)
-	if err != nil {
-		return nil, err
-	}
+	s := b.newSession(class)
 	b.sessions[class], b.all[s] = s, struct{}{}
 	return s, nil
 }

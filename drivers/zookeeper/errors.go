@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/go-zookeeper/zk"
-
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/base"
 )
@@ -28,24 +26,10 @@ var (
 	errAbandoned = errors.New("no server knows the session")
 )
 
-// broken reports whether the connection broke before the answer came: the request may have
-// taken effect.
-func broken(err error) bool {
-	return errors.Is(err, zk.ErrConnectionClosed) || errors.Is(err, zk.ErrClosing) || errors.Is(err, zk.ErrNoServer) ||
-		errors.Is(err, zk.ErrSessionMoved) || errors.Is(err, zk.ErrSessionExpired)
-}
-
 // definite reports whether err is a server's answer that says that the request had no effect.
 func definite(err error) bool {
-	for _, known := range []error{
-		zk.ErrNoNode, zk.ErrNodeExists, zk.ErrBadVersion, zk.ErrNotEmpty, zk.ErrNoAuth, zk.ErrAuthFailed, zk.ErrInvalidACL,
-		zk.ErrAPIError, zk.ErrBadArguments, zk.ErrNoChildrenForEphemerals,
-	} {
-		if errors.Is(err, known) {
-			return true
-		}
-	}
-	return false
+	var code serverError
+	return errors.As(err, &code) && code != errInconsistent && code != errTimeout
 }
 
 // failed turns the client's error into that of a call: a refusal, or an unknown outcome. The
@@ -67,7 +51,7 @@ func (b *Backend) failed(c *base.Call, s *session, err error) error {
 	case errors.Is(err, errSequence):
 		return &driver.RefusedError{RetryAfter: time.Second, Reason: "a key under " + b.opt.Path + " has had almost 2^31 entries, and its node can be made anew " +
 			"only while it has none: release its lock, and let its waiters end"}
-	case errors.Is(err, zk.ErrNoAuth), errors.Is(err, zk.ErrAuthFailed), errors.Is(err, zk.ErrInvalidACL):
+	case errors.Is(err, errNoAuth), errors.Is(err, errAuthFailed), errors.Is(err, errInvalidACL):
 		return &driver.RefusedError{Reason: "zookeeper refuses: check the user, the password, and the access control list of " + b.opt.Path, Err: err}
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
 		// The error of the driver's own context must not match the error of the caller's context.

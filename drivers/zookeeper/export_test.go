@@ -1,7 +1,6 @@
 package zookeeper
 
 import (
-	"net"
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
@@ -33,18 +32,9 @@ var (
 	Unescape = unescape
 )
 
-// NewLink returns a session's connection to a server, over c. These nodes are watched.
-func NewLink(c net.Conn, watched ...string) net.Conn {
-	s := &session{watches: map[string]chan struct{}{}}
-	for _, node := range watched {
-		s.watches[node] = make(chan struct{})
-	}
-	return &link{Conn: c, s: s, ops: map[int32]int32{}}
-}
-
-// Understood reports whether the client library can read an answer to a request of this kind.
+// Understood reports whether the body of an answer to a request of this kind is whole.
 func Understood(op int32, body []byte) bool {
 	r := reader{rest: body}
-	r.answer(op)
+	_, _ = r.answer(op)
 	return !r.failed
 }

@@ -3,13 +3,12 @@ package zookeeper
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"strconv"
 	"strings"
 	"time"
-
-	"github.com/go-zookeeper/zk"
 
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/base"
@@ -46,7 +45,7 @@ func (b *Backend) Lookup(ctx context.Context, key string) (state *driver.State, 
 		if err := b.look(ctx, s); err != nil {
 			return err
 		}
-		if err := b.sync(ctx, s, b.Path(key)); err != nil {
+		if _, err := s.again(ctx, of(opSync, b.Path(key))); err != nil { // the member may be behind
 			return err
 		}
 		state, _, err = b.state(ctx, s, key)
@@ -55,57 +54,37 @@ func (b *Backend) Lookup(ctx context.Context, key string) (state *driver.State, 
 	return state, err
 }
 
-// A stored is a stored node: its data.
-type stored struct {
-	data []byte
-	stat *zk.Stat
-}
-
-func read(ctx context.Context, s *session, node string) (stored, error) {
-	return again(ctx, s, func(c *zk.Conn) (stored, error) {
-		data, stat, err := c.Get(node)
-		return stored{data, stat}, err
-	})
-}
-
-func (b *Backend) children(ctx context.Context, s *session, node string) ([]string, error) {
-	return again(ctx, s, func(c *zk.Conn) ([]string, error) {
-		children, _, err := c.Children(node)
-		return children, err
-	})
-}
-
 // state reads the queue of a lock, and the nodes of its entries: an entry holds the lock if no earlier
 // entry excludes it.
 func (b *Backend) state(ctx context.Context, s *session, key string) (*driver.State, []string, error) {
 	dir := b.Path(key)
-	children, err := b.children(ctx, s, dir)
-	if errors.Is(err, zk.ErrNoNode) {
+	all, err := s.again(ctx, children(dir))
+	if errors.Is(err, errNoNode) {
 		return &driver.State{Key: key}, nil, nil
 	}
 	if err != nil {
 		return nil, nil, err
 	}
 	var token uint64
-	if got, err := read(ctx, s, dir); err == nil {
+	if got, err := s.again(ctx, get(dir, 0)); err == nil {
 		token, _ = parseCounter(got.data) // other data belong to another library
 	}
 	var queue []base.Entry
 	var nodes []string
-	for i, e := range parseQueue(children) {
+	for i, e := range parseQueue(all.children) {
 		h := driver.Holder{Owner: e.name}
 		if i < mostRead {
-			got, err := read(ctx, s, dir+"/"+e.name)
+			got, err := s.again(ctx, get(dir+"/"+e.name, 0))
 			switch {
-			case errors.Is(err, zk.ErrNoNode) && i == 0:
+			case errors.Is(err, errNoNode) && i == 0:
 				return b.state(ctx, s, key) // the holder has changed
-			case errors.Is(err, zk.ErrNoNode):
+			case errors.Is(err, errNoNode):
 				continue
 			case err != nil:
 				return nil, nil, err
 			}
-			h = driver.Holder{Session: sessionName(got.stat), Since: time.UnixMilli(got.stat.Ctime)}
-			h.Owner, h.Fence = parseEntry(e.name, got.data, got.stat.Czxid)
+			h = driver.Holder{Session: fmt.Sprintf("0x%x", got.stat.owner), Since: time.UnixMilli(got.stat.created)}
+			h.Owner, h.Fence = parseEntry(e.name, got.data, got.stat.made)
 		}
 		queue, nodes = append(queue, base.Entry{Holder: h, Mode: e.mode}), append(nodes, dir+"/"+e.name)
 	}
@@ -116,23 +95,20 @@ func (b *Backend) state(ctx context.Context, s *session, key string) (*driver.St
 	return state, nodes, nil
 }
 
-// sessionName is how ZooKeeper's own tools write a session.
-func sessionName(stat *zk.Stat) string { return "0x" + strconv.FormatInt(stat.EphemeralOwner, 16) }
-
 // List yields the held keys.
 func (b *Backend) List(ctx context.Context, prefix string, yield func(*driver.State) bool) error {
-	var names []string
+	var all answer
 	err := b.inspect(ctx, func(ctx context.Context, s *session) error {
 		err := b.look(ctx, s)
 		if err == nil {
-			names, err = b.children(ctx, s, strings.TrimSuffix(b.opt.Path, "/"))
+			all, err = s.again(ctx, children(strings.TrimSuffix(b.opt.Path, "/")))
 		}
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	for _, name := range names {
+	for _, name := range all.children {
 		key, ours := strings.CutPrefix(unescape(name), b.opt.Prefix)
 		if name == marker || !ours || !strings.HasPrefix(key, prefix) {
 			continue
@@ -161,13 +137,13 @@ func (b *Backend) Break(ctx context.Context, key string, h driver.Holder) error 
 			return err
 		}
 		for unsure := false; ; unsure = true {
-			_, err := ask(ctx, s, func(c *zk.Conn) (struct{}, error) { return struct{}{}, c.Delete(node, -1) })
+			_, err := s.ask(ctx, remove(node, -1))
 			switch {
-			case errors.Is(err, zk.ErrNoNode) && !unsure:
+			case errors.Is(err, errNoNode) && !unsure:
 				return driver.ErrLost
-			case err == nil, errors.Is(err, zk.ErrNoNode): // an earlier try may have done it
+			case err == nil, errors.Is(err, errNoNode): // an earlier try may have done it
 				return nil
-			case !broken(err) || ctx.Err() != nil:
+			case !errors.Is(err, errBroken) || ctx.Err() != nil:
 				return err
 			}
 		}
@@ -176,7 +152,7 @@ func (b *Backend) Break(ctx context.Context, key string, h driver.Holder) error 
 
 // holder returns the entry of the holder with this token.
 func (b *Backend) holder(ctx context.Context, s *session, key string, fence uint64) (string, error) {
-	if err := b.sync(ctx, s, b.Path(key)); err != nil {
+	if _, err := s.again(ctx, of(opSync, b.Path(key))); err != nil {
 		return "", err
 	}
 	state, nodes, err := b.state(ctx, s, key)
@@ -207,7 +183,7 @@ func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 	if err != nil {
 		return nil, err
 	}
-	if b.secure == nil { // otherwise members do not answer without a session
+	if b.opt.TLS == nil { // otherwise members do not answer without a session
 		for _, host := range b.hosts {
 			found.Node = host
 			b.checkMember(ctx, host, found)
@@ -224,7 +200,7 @@ func (b *Backend) checkEnsemble(ctx context.Context, s *session, found *base.Fin
 		found.Add("session-timeout", driver.SeverityWarning, "raise maxSessionTimeout, or use shorter TTLs",
 			"the servers grant sessions of up to %v, enough for TTLs of up to %v", timeout, timeout*3/4).Measured = timeout.String()
 	}
-	got, err := read(ctx, s, "/zookeeper/config")
+	got, err := s.again(ctx, get("/zookeeper/config", 0))
 	switch {
 	case err != nil && !definite(err):
 		return err

@@ -5,8 +5,6 @@ import (
 	"errors"
 	"time"
 
-	"github.com/go-zookeeper/zk"
-
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/base"
 )
@@ -28,11 +26,11 @@ func (p *place) find(ctx context.Context) error {
 	if err := p.s.settle(ctx); err != nil {
 		return err
 	}
-	children, err := p.b.children(ctx, p.s, p.dir)
-	if err != nil && !errors.Is(err, zk.ErrNoNode) {
+	all, err := p.s.again(ctx, children(p.dir))
+	if err != nil && !errors.Is(err, errNoNode) {
 		return err
 	}
-	entries := parseQueue(children)
+	entries := parseQueue(all.children)
 	if i := find(entries, p.name); i >= 0 {
 		p.node, p.sent = p.dir+"/"+entries[i].name, sent
 	}
@@ -61,8 +59,8 @@ func (p *place) remove(ctx context.Context) error {
 		}
 	}
 	defer s.leave()
-	err := s.remove(ctx, p.node)
-	if errors.Is(err, zk.ErrNoNode) || p.s.expired() {
+	_, err := s.again(ctx, remove(p.node, -1))
+	if errors.Is(err, errNoNode) || p.s.expired() {
 		return nil
 	}
 	return err

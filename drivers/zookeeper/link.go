@@ -1,6 +1,7 @@
 package zookeeper
 
 import (
+	"context"
 	"crypto/tls"
 	"encoding/binary"
 	"errors"
@@ -11,257 +12,284 @@ import (
 	"time"
 )
 
-// A link is one connection to a server. It corrects habits of the client library (go-zookeeper 1.0.4):
-//
-//   - The library does not reveal the timeout that it got, and waits several timeouts for a server that
-//     does not answer its handshake.
-//   - It trusts the server: a negative timeout, a length or a number of elements that is larger than
-//     the packet, or a packet that is too short ends the process. The link passes on only packets
-//     that the library can read.
-//   - When it connects again with watches, it reads a variable that its new reader writes, and may ask
-//     for events since a later transaction than it saw. So a link that ends tells the library that all
-//     nodes that are watched were deleted, and the library has no watches when it connects again.
+// A link is one connection to a server that serves the session. If the server does not answer for a
+// while it closes the connection, so that another server may answer.
 type link struct {
-	net.Conn
 	s      *session
+	conn   net.Conn
 	dialed time.Time
-	end    time.Time // of the handshake
-
-	// Only the goroutine of the library that reads uses these.
-	packet []byte // what it has not read yet
-	broken error  // why there is no more
-	serves bool   // the server serves the session
+	done   chan struct{} // closed when it has ended
 
 	mu      sync.Mutex
-	greeted bool
-	got     time.Duration // the session's timeout
-	read    time.Time
-	ops     map[int32]int32 // of the requests under way, by their numbers; nil before the first one
+	over    bool
+	number  int32
+	pending []*call   // in the order in which they are answered
+	pinged  time.Time // zero: no ping is under way
+}
+
+// A call is a request under way.
+type call struct {
+	op     int32
+	number int32
+	sent   time.Time
+	answer answer
+	err    error
+	done   chan struct{}
 }
 
 // mostPacket bounds a packet of the server. The names of the children of one node are in one packet.
 const mostPacket = 64 << 20
 
-var errHostile = errors.New("the server sent what is no answer of ZooKeeper")
+var (
+	errHostile = errors.New("the server sent what is no answer of ZooKeeper")
+	// errBroken says that the connection ended before the answer came: the request may have taken effect.
+	errBroken = errors.New("the connection ended")
+)
 
-// Write notes the requests that follow the one for a session. If it fails it closes the connection and
-// reports no error, so that the client library notices the end where it reads: after an error of a
-// write it answers the request twice, and some requests have room for one answer, so that it hung for
-// ever.
-func (l *link) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	if l.ops == nil {
-		l.ops = map[int32]int32{}
-	} else if len(p) >= 12 {
-		l.ops[int32(binary.BigEndian.Uint32(p[4:]))] = int32(binary.BigEndian.Uint32(p[8:]))
-	}
-	l.mu.Unlock()
-	if _, err := l.Conn.Write(p); err != nil {
-		_ = l.Close()
-	}
-	return len(p), nil
-}
-
-// Read returns the bytes of whole packets, and at the end of the connection events that end all
-// watches.
-func (l *link) Read(p []byte) (int, error) {
-	if len(l.packet) == 0 && l.broken == nil {
-		if l.packet, l.broken = l.next(); l.broken != nil {
-			if errors.Is(l.broken, os.ErrDeadlineExceeded) {
-				l.s.wasSlow()
-			}
-			_ = l.Close() // if the packet was no answer, nothing else ends the connection
-			if l.serves { // otherwise the library waits for a greeting
-				for _, node := range l.s.watched() {
-					l.packet = append(l.packet, deleted(node)...)
-				}
-			}
+// connect makes a connection to a server, and takes up the session, or makes it.
+func (s *session) connect(addr string, limit time.Duration) (l *link, err error) {
+	ctx, cancel := context.WithTimeout(s.ctx, limit)
+	defer cancel()
+	defer func() {
+		if err != nil && ctx.Err() != nil && !errors.Is(err, errExpired) {
+			err = &slowError{addr}
 		}
-	}
-	if len(l.packet) == 0 {
-		return 0, l.broken
-	}
-	n := copy(p, l.packet)
-	l.packet = l.packet[n:]
-	return n, nil
-}
-
-// next reads a packet. Its time counts from the first byte.
-func (l *link) next() ([]byte, error) {
-	var size [4]byte
-	if _, err := io.ReadFull(l.Conn, size[:]); err != nil {
+	}()
+	conn, err := new(net.Dialer).DialContext(ctx, "tcp", addr)
+	if err != nil {
 		return nil, err
 	}
-	l.mu.Lock()
-	l.read = time.Now()
-	l.mu.Unlock()
+	if s.b.opt.TLS != nil {
+		if conn, err = secure(ctx, conn, addr, s.b.opt.TLS); err != nil {
+			return nil, err
+		}
+	}
+	l = &link{s: s, conn: conn, dialed: time.Now(), done: make(chan struct{})}
+	stop := context.AfterFunc(ctx, l.hangUp)
+	if err = l.greet(); err == nil && !stop() {
+		err = errBroken
+	}
+	if err != nil {
+		l.hangUp()
+		if errors.Is(err, io.EOF) {
+			err = errors.New(addr + " does not serve")
+		}
+		return nil, err
+	}
+	return l, nil
+}
+
+// A slowError says that a connection had no answer in time.
+type slowError struct{ addr string }
+
+func (e *slowError) Error() string { return "no answer from " + e.addr }
+
+func secure(ctx context.Context, conn net.Conn, addr string, cfg *tls.Config) (net.Conn, error) {
+	cfg = cfg.Clone()
+	if cfg.ServerName == "" {
+		cfg.ServerName, _, _ = net.SplitHostPort(addr)
+	}
+	c := tls.Client(conn, cfg)
+	if err := c.HandshakeContext(ctx); err != nil {
+		_ = conn.Close() // useless
+		return nil, err
+	}
+	return c, nil
+}
+
+// greet asks the server for the session, which its leader confirms, and names the user.
+func (l *link) greet() error {
+	s := l.s
+	s.mu.Lock()
+	b := binary.BigEndian.AppendUint64(appendNumber(nil, 0), uint64(s.seen)) // no server may be behind that
+	b = appendNumber(b, int32(sessionTimeout(s.class).Milliseconds()))
+	b = append(appendText(binary.BigEndian.AppendUint64(b, uint64(s.id)), s.secret[:]), 0) // not if it is read-only
+	known := s.id != 0
+	s.mu.Unlock()
+	if err := l.write(b); err != nil {
+		return err
+	}
+	packet, err := l.packet()
+	if err != nil {
+		return err
+	}
+	r := reader{rest: packet}
+	_, ms, id, secret := r.number(), r.number(), r.long(), r.bytes()
+	switch {
+	case !r.failed && id == 0 && known:
+		return errExpired
+	case r.failed, id == 0, ms <= 0, len(secret) != len(s.secret):
+		return errHostile
+	}
+	s.mu.Lock()
+	s.id, s.secret, s.timeout = id, [16]byte(secret), time.Duration(ms)*time.Millisecond
+	s.mu.Unlock()
+	if s.b.password == nil {
+		return nil
+	}
+	b = appendNumber(appendNumber(appendNumber(nil, numberOfAuth), opAuth), 0)
+	return l.write(appendText(appendText(b, "digest"), s.b.password))
+}
+
+func (l *link) write(body []byte) error {
+	_, err := l.conn.Write(appendText(nil, body))
+	return err
+}
+
+// packet reads a packet.
+func (l *link) packet() ([]byte, error) {
+	var size [4]byte
+	if _, err := io.ReadFull(l.conn, size[:]); err != nil {
+		return nil, err
+	}
 	n := binary.BigEndian.Uint32(size[:])
 	if n > mostPacket {
 		return nil, errHostile
 	}
-	packet := make([]byte, 4+n)
-	copy(packet, size[:])
-	if _, err := io.ReadFull(l.Conn, packet[4:]); err != nil {
-		return nil, err
-	}
-	if !l.understood(packet[4:]) {
-		return nil, errHostile
-	}
-	l.serves = l.timeout() > 0
-	return packet, nil
+	packet := make([]byte, n)
+	_, err := io.ReadFull(l.conn, packet)
+	return packet, err
 }
 
-// understood reports whether the library can read a packet, and takes the session's timeout from the
-// first one.
-func (l *link) understood(packet []byte) bool {
+// send sends a request. The call is done when it is answered, or the connection has ended.
+func (l *link) send(q request) (*call, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	r := reader{rest: packet}
-	if !l.greeted {
-		l.greeted = true
-		_, ms, _ := r.number(), r.number(), r.skip(8)
-		r.bytes()
-		if r.failed {
-			return false
-		}
-		session := binary.BigEndian.Uint64(packet[8:]) // 0: it is over
-		if session != 0 {
-			l.got = time.Duration(ms) * time.Millisecond
-		}
-		return session == 0 || ms > 0
+	if l.over {
+		return nil, errBroken
 	}
-	number, _, failure := r.number(), r.skip(8), r.number()
-	op, known := l.ops[number]
-	delete(l.ops, number)
+	l.number++
+	c := &call{op: q.op, number: l.number, sent: time.Now(), done: make(chan struct{})}
+	l.pending = append(l.pending, c)
+	l.transmit(c.number, q)
+	return c, nil
+}
+
+// ping sends a ping, unless one is under way.
+func (l *link) ping() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.over || !l.pinged.IsZero() {
+		return
+	}
+	l.pinged = time.Now()
+	l.transmit(numberOfPings, request{op: opPing})
+}
+
+// transmit is called under l.mu. If it fails the reader notices, and ends the calls.
+func (l *link) transmit(number int32, q request) {
+	patience := time.Now().Add(l.s.b.silence())
+	if l.awaited() == 1 {
+		_ = l.conn.SetReadDeadline(patience)
+	}
+	_ = l.conn.SetWriteDeadline(patience)
+	if l.write(append(appendNumber(appendNumber(nil, number), q.op), q.body...)) != nil {
+		l.hangUp()
+	}
+}
+
+// awaited is how many answers are awaited.
+func (l *link) awaited() int {
+	if l.pinged.IsZero() {
+		return len(l.pending)
+	}
+	return len(l.pending) + 1
+}
+
+// run reads answers until the connection ends.
+func (l *link) run() {
+	var err error
+	for err == nil {
+		var packet []byte
+		if packet, err = l.packet(); err == nil {
+			err = l.receive(packet)
+		}
+	}
+	l.hangUp()
 	switch {
-	case number == numberOfEvents:
-		_, _ = r.number(), r.number()
-		r.text()
-	case known && failure == 0:
-		r.answer(op)
+	case errors.Is(err, io.EOF):
+		err = errBroken
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		err = &slowError{l.conn.RemoteAddr().String()}
 	}
-	return !r.failed
-}
-
-// What the protocol calls them.
-const (
-	numberOfEvents = -1
-	opCreate       = 1
-	opExists       = 3
-	opGetData      = 4
-	opSetData      = 5
-	opSync         = 9
-	opChildren     = 12
-	opMulti        = 14
-	opContainer    = 19
-	opFailed       = -1
-
-	statSize = 68
-)
-
-// A reader takes values from an answer.
-type reader struct {
-	rest   []byte
-	failed bool
-}
-
-func (r *reader) skip(n int) (skipped []byte) {
-	if n < 0 || n > len(r.rest) {
-		r.failed, r.rest = true, nil
-		return nil
-	}
-	skipped, r.rest = r.rest[:n], r.rest[n:]
-	return skipped
-}
-
-func (r *reader) number() int32 {
-	b := r.skip(4)
-	if b == nil {
-		return 0
-	}
-	return int32(binary.BigEndian.Uint32(b))
-}
-
-// bytes takes a length and as many bytes; a length of -1 stands for none.
-func (r *reader) bytes() {
-	if n := r.number(); n != -1 {
-		r.skip(int(n))
-	}
-}
-
-// text is bytes for the library's type string, of which there is no -1.
-func (r *reader) text() { r.skip(int(r.number())) }
-
-// answer takes the answer to a request of this kind.
-func (r *reader) answer(op int32) {
-	switch op {
-	case opCreate, opContainer, opSync:
-		r.text()
-	case opExists, opSetData:
-		r.skip(statSize)
-	case opGetData:
-		r.bytes()
-		r.skip(statSize)
-	case opChildren:
-		for n := r.number(); n != 0 && !r.failed; n-- {
-			r.text()
-		}
-		r.skip(statSize)
-	case opMulti:
-		for !r.failed {
-			kind, done := r.number(), r.skip(1)
-			r.number()
-			if r.failed || done[0] != 0 {
-				return
-			}
-			switch kind {
-			case opFailed:
-				r.number()
-			case opCreate, opSetData:
-				r.answer(kind)
-			}
-		}
-	}
-}
-
-// deleted is the event that a node was deleted, as a packet.
-func deleted(node string) []byte {
-	const ofDeletion, connected = 2, 3
-	b := binary.BigEndian.AppendUint32(nil, uint32(28+len(node)))
-	for _, n := range []int32{numberOfEvents, 0, 0, 0, ofDeletion, connected, int32(len(node))} {
-		b = binary.BigEndian.AppendUint32(b, uint32(n))
-	}
-	return append(b, node...)
-}
-
-// timeout returns the session's timeout from the answer to the handshake.
-func (l *link) timeout() time.Duration {
+	l.s.detach(err)
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.got
-}
-
-// Close closes the connection at once: closing TLS in order might wait for the server.
-func (l *link) Close() error {
-	if c, ok := l.Conn.(*tls.Conn); ok {
-		return c.NetConn().Close()
-	}
-	return l.Conn.Close()
-}
-
-// SetReadDeadline bounds the handshake.
-func (l *link) SetReadDeadline(t time.Time) error {
-	l.mu.Lock()
-	if !l.greeted && (t.IsZero() || t.After(l.end)) {
-		t = l.end
-	}
+	l.over = true
+	pending := l.pending
+	l.pending = nil
 	l.mu.Unlock()
-	return l.Conn.SetReadDeadline(t)
+	for _, c := range pending {
+		c.err = errBroken
+		close(c.done)
+	}
+	close(l.done)
 }
 
-// heard reports whether the server has sent data since an instant.
-func (l *link) heard(since time.Time) bool {
+// receive takes an answer, or an event.
+func (l *link) receive(packet []byte) error {
+	r := reader{rest: packet}
+	number, seen, code := r.number(), r.long(), serverError(r.number())
+	if r.failed {
+		return errHostile
+	}
+	l.s.saw(seen)
+	switch number {
+	case numberOfEvents:
+		_, _ = r.number(), r.number()
+		if node := r.bytes(); !r.failed {
+			l.s.fire(string(node))
+		}
+	case numberOfAuth:
+		if code != 0 {
+			return code
+		}
+	}
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.read.After(since)
+	var c *call
+	switch {
+	case number == numberOfPings && !l.pinged.IsZero():
+		l.s.touched(l, l.pinged)
+		l.pinged = time.Time{}
+	case number > 0 && len(l.pending) > 0 && l.pending[0].number == number:
+		c = l.pending[0]
+		l.pending = l.pending[1:]
+	case number > 0:
+		r.failed = true
+	}
+	patience := time.Time{} // for the next answer
+	if l.awaited() > 0 {
+		patience = time.Now().Add(l.s.b.silence())
+	}
+	_ = l.conn.SetReadDeadline(patience)
+	l.mu.Unlock()
+	if c != nil {
+		defer close(c.done)
+		switch {
+		case code == errNoSession, code == errSessionMoved:
+			c.err = errBroken
+			return code
+		case code != 0:
+			c.err = code
+		default:
+			c.answer, c.err = r.answer(c.op)
+		}
+		if r.failed {
+			c.err = errBroken
+			return errHostile
+		}
+		l.s.touched(l, c.sent)
+	}
+	if r.failed {
+		return errHostile
+	}
+	return nil
+}
+
+// hangUp closes the connection at once: closing TLS in order might wait for the server.
+func (l *link) hangUp() {
+	if c, ok := l.conn.(*tls.Conn); ok {
+		_ = c.NetConn().Close()
+		return
+	}
+	_ = l.conn.Close()
 }

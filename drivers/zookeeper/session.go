@@ -2,55 +2,44 @@ package zookeeper
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
-	"maps"
-	"net"
+	"math/rand/v2"
 	"slices"
 	"strconv"
 	"sync"
-	"sync/atomic"
 	"time"
-
-	"github.com/go-zookeeper/zk"
 
 	"github.com/redlock-go/redlock/driver"
 )
 
-// A session is one ZooKeeper session, with a timeout for leases of one TTL. When the servers
-// end it, another session replaces it.
+// A session is one ZooKeeper session, with a timeout for leases of one TTL. One connection at a time
+// serves it. When the servers end it, another session replaces it.
 type session struct {
 	b     *Backend
 	class time.Duration // the class of its leases' TTLs
-	conn  *zk.Conn
 	lost  chan struct{} // closed when it has expired, or must have
 	wake  chan struct{} // has a value when run has something to do
 	done  chan struct{} // closed when run has returned
 	ctx   context.Context
 	stop  context.CancelFunc
-	asks  sync.WaitGroup
 
-	mu       sync.Mutex
-	hosts    []string
-	next     int
-	timeout  time.Duration // what the servers gave
-	attached bool          // a server serves the session
-	known    bool          // it has been attached before
-	since    time.Time     // of attached
-	authed   bool          // the user's password was sent
-	changed  chan struct{} // closed and replaced when attached or dead changes
-	dead     error         // why it can no longer be used
-	orderly  bool          // the servers were told that it ends
-	link     *link
-	fails    int    // consecutive connections that failed
-	slow     int    // of these, those that had no answer in time
-	reason   string // the error of the last of them
-	proven   time.Time
-	touches  []time.Time
-	users    int                      // attempts and leases
-	idle     time.Time                // since when it has no users
-	retired  bool                     // another session has taken its place
-	watches  map[string]chan struct{} // by node; closed when it is deleted or changes
+	mu      sync.Mutex
+	id      int64 // zero: the servers have not made it yet
+	secret  [16]byte
+	seen    int64         // the last transaction that a server told of
+	timeout time.Duration // what the servers gave
+	link    *link         // nil: no server serves the session
+	since   time.Time     // of link, or of its end
+	changed chan struct{} // closed and replaced when link or dead changes
+	dead    error         // why it can no longer be used
+	orderly bool          // the servers are told that it ends
+	reason  string        // why the last connection failed
+	proven  time.Time
+	touches []time.Time
+	users   int                      // attempts and leases
+	idle    time.Time                // since when it has no users
+	retired bool                     // another session has taken its place
+	watches map[string]chan struct{} // by node; closed when it is deleted or changes
 }
 
 // How long a session without users is kept, and the longest time between two requests that
@@ -78,151 +67,162 @@ func classOf(ttl time.Duration) time.Duration {
 }
 
 // newSession makes a session, with one user.
-func (b *Backend) newSession(class time.Duration) (*session, error) {
+func (b *Backend) newSession(class time.Duration) *session {
 	s := &session{
 		b: b, class: class, lost: make(chan struct{}), wake: make(chan struct{}, 1),
 		done: make(chan struct{}), changed: make(chan struct{}), since: time.Now(), users: 1, watches: map[string]chan struct{}{},
 	}
 	s.ctx, s.stop = context.WithCancel(context.Background())
-	s.mu.Lock() // the client's goroutine calls back at once
-	conn, _, err := zk.Connect(b.hosts, sessionTimeout(class), zk.WithDialer(s.dial), zk.WithHostProvider(s), zk.WithEventCallback(s.event),
-		zk.WithLogger(silence{}), zk.WithLogInfo(false), zk.WithMaxConnBufferSize(256<<10))
-	s.conn = conn
-	s.mu.Unlock()
-	if err != nil {
-		s.stop()
-		return nil, err
-	}
 	go s.run()
-	return s, nil
+	return s
 }
 
-// silence discards the client library's log.
-type silence struct{}
-
-func (silence) Printf(string, ...any) {}
-
-// Init implements zk.HostProvider. Names are resolved when they are dialled.
-func (s *session) Init(hosts []string) error {
-	s.hosts = hosts // under s.mu, which newSession holds
-	return nil
-}
-
-// Len implements zk.HostProvider.
-func (s *session) Len() int { return len(s.hosts) }
-
-// Next implements zk.HostProvider. The client checks whether it was closed only when Next says
-// that all hosts were tried.
-func (s *session) Next() (host string, tried bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.next = (s.next + 1) % len(s.hosts)
-	return s.hosts[s.next], s.dead != nil
-}
-
-// Connected implements zk.HostProvider.
-func (s *session) Connected() {}
-
-// dial connects to a server, after a pause if earlier connections failed.
-func (s *session) dial(network, addr string, _ time.Duration) (net.Conn, error) {
-	s.mu.Lock()
-	fails := s.fails
-	s.fails++
-	slow, dead, orderly := s.slow, s.dead, s.orderly
-	s.mu.Unlock()
-	if dead != nil && !orderly {
-		return nil, dead
-	}
-	if fails > 0 {
+// run connects to one server after another, and ends the session when it has no users.
+func (s *session) run() {
+	defer close(s.done)
+	defer s.b.forget(s)
+	tick := time.NewTicker(min(s.class/10, longestTouch))
+	defer tick.Stop()
+	host, fails, slow := rand.N(len(s.b.hosts)), 0, 0
+	for s.alive() {
+		host = (host + 1) % len(s.b.hosts)
+		// A busy server gets more time after each round in which none answered.
+		l, err := s.connect(s.b.hosts[host], s.b.silence()*time.Duration(1+min(slow/len(s.b.hosts), 4)))
+		switch {
+		case err == nil:
+			fails, slow = 0, 0
+			s.attach(l)
+			s.serve(l, tick.C)
+			continue
+		case errors.Is(err, errExpired):
+			s.die(errExpired, false)
+			continue
+		}
+		if late := (*slowError)(nil); errors.As(err, &late) {
+			slow++
+		}
+		s.mu.Lock()
+		s.reason = err.Error()
+		s.mu.Unlock()
+		pause := time.NewTimer(min(5*time.Millisecond<<min(fails, 10), 300*time.Millisecond))
 		select {
-		case <-time.After(min(5*time.Millisecond<<min(fails, 10), 300*time.Millisecond)):
+		case <-pause.C:
 		case <-s.ctx.Done():
-			return nil, s.ctx.Err()
+			pause.Stop()
+		}
+		fails++
+	}
+}
+
+// serve uses a connection until it or the session ends, and sends requests that keep the session alive.
+func (s *session) serve(l *link, tick <-chan time.Time) {
+	go l.run()
+	for s.alive() {
+		select {
+		case <-tick:
+			l.ping()
+		case <-s.wake:
+		case <-l.done:
+			return
 		}
 	}
-	// A busy server gets more time after each round in which none answered.
-	limit := s.b.silence() * time.Duration(1+min(slow/len(s.hosts), 4))
-	ctx, cancel := context.WithTimeout(s.ctx, limit)
-	defer cancel()
-	raw, err := new(net.Dialer).DialContext(ctx, network, addr)
-	if err == nil && s.b.secure != nil {
-		raw, err = handshake(ctx, raw, addr, s.b.secure)
-	}
-	if err != nil {
-		if ctx.Err() != nil {
-			err = errors.New("no answer to a connection to " + addr)
-			s.wasSlow()
+	s.mu.Lock()
+	orderly := s.orderly
+	s.mu.Unlock()
+	if orderly {
+		if c, err := l.send(request{op: opClose}); err == nil {
+			select {
+			case <-c.done:
+			case <-time.After(s.b.silence()):
+			}
 		}
-		s.note(err.Error())
-		return nil, err
 	}
-	l := &link{Conn: raw, s: s, dialed: time.Now()}
-	l.end = l.dialed.Add(limit)
+	l.hangUp()
+	<-l.done
+}
+
+// alive reports whether the session goes on. It ends one that nobody uses, or that no server took up
+// for longer than it can last.
+func (s *session) alive() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.link = l
-	s.reason = addr + " does not serve"
-	return l, nil
+	now := time.Now()
+	switch {
+	case s.dead != nil:
+	case s.link == nil && s.id != 0 && now.Sub(s.since) > 2*s.timeout+10*s.b.opt.CallTimeout:
+		s.setDead(errAbandoned, false)
+	case s.users == 0 && (s.retired || now.Sub(s.idle) > s.b.longestIdle):
+		s.setDead(errUnused, true)
+	}
+	return s.dead == nil
 }
 
-// wasSlow counts a connection that had no answer in time.
-func (s *session) wasSlow() {
+// attach notes that a server serves the session.
+func (s *session) attach(l *link) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.slow++
+	s.link, s.since, s.reason = l, time.Now(), ""
+	s.proven, s.touches = l.dialed, nil
+	s.change()
 }
 
-func handshake(ctx context.Context, raw net.Conn, addr string, secure *tls.Config) (net.Conn, error) {
-	cfg := secure.Clone()
-	if cfg.ServerName == "" {
-		cfg.ServerName, _, _ = net.SplitHostPort(addr)
+// detach notes that no server serves it.
+func (s *session) detach(why error) {
+	s.mu.Lock()
+	tell := s.dead == nil && s.users > 0
+	s.link, s.since, s.reason = nil, time.Now(), why.Error()
+	s.fireAll()
+	s.change()
+	s.mu.Unlock()
+	if tell && s.b.opt.Notify != nil {
+		s.b.opt.Notify(driver.Notice{Kind: driver.NoticeDisconnected, Node: s.b.address, Detail: "a connection broke, and its session goes on at another server"})
 	}
-	c := tls.Client(raw, cfg)
-	if err := c.HandshakeContext(ctx); err != nil {
-		_ = raw.Close() // useless
-		return nil, err
-	}
-	return c, nil
 }
 
-// note stores why there is no session.
-func (s *session) note(why string) {
+// change wakes the calls that wait for a server. It is called under s.mu.
+func (s *session) change() {
+	close(s.changed)
+	s.changed = make(chan struct{})
+}
+
+// die ends the use of a session.
+func (s *session) die(why error, orderly bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.reason = why
+	if s.dead == nil {
+		s.setDead(why, orderly)
+	}
 }
 
-// why returns the error that note stored, while there is no session.
-func (s *session) why() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.attached {
-		return ""
+// setDead is called under s.mu.
+func (s *session) setDead(why error, orderly bool) {
+	s.dead, s.orderly = why, orderly
+	if errors.Is(why, errExpired) || errors.Is(why, errAbandoned) { // by then its leases have ended
+		close(s.lost)
 	}
-	return s.reason
+	s.fireAll()
+	s.change()
+	s.stop()
+	s.poke()
 }
 
-// event gets changes of the session's state and of nodes that are watched, on a goroutine of the
-// client.
-func (s *session) event(e zk.Event) {
-	if e.Type != zk.EventSession {
-		s.fire(e.Path)
-		return
+func (s *session) poke() {
+	select {
+	case s.wake <- struct{}{}:
+	default:
 	}
-	switch e.State {
-	case zk.StateHasSession:
-		s.attach()
-	case zk.StateDisconnected:
-		s.detach()
-	case zk.StateExpired:
-		s.die(errExpired, false)
-	}
+}
+
+// close ends the session, and returns when its goroutines have ended.
+func (s *session) close(orderly bool) {
+	s.die(driver.ErrClosed, orderly)
+	<-s.done
 }
 
 // watch returns a channel that is closed when a node is deleted or changes, or the connection breaks.
 // All waiters for a node share one watch, which stays as long as the node: the protocol has none that
 // ends earlier. got is what is stored, unless another waiter's request is used.
-func (s *session) watch(ctx context.Context, node string) (got *stored, gone <-chan struct{}, err error) {
+func (s *session) watch(ctx context.Context, node string) (got *answer, gone <-chan struct{}, err error) {
 	s.mu.Lock()
 	c := s.watches[node]
 	shared := c != nil
@@ -234,21 +234,11 @@ func (s *session) watch(ctx context.Context, node string) (got *stored, gone <-c
 	if shared {
 		return nil, c, nil
 	}
-	var decided atomic.Bool // who ends the watch if it cannot be made: the request, or this call
-	found, err := ask(ctx, s, func(conn *zk.Conn) (*stored, error) {
-		if !decided.CompareAndSwap(false, true) {
-			return nil, zk.ErrConnectionClosed
-		}
-		data, stat, _, err := conn.GetW(node)
-		if err != nil {
-			s.fire(node)
-		}
-		return &stored{data, stat}, err
-	})
-	if err != nil && decided.CompareAndSwap(false, true) {
-		s.fire(node)
+	found, err := s.ask(ctx, get(node, 1))
+	if err != nil {
+		s.fire(node) // others look, too
 	}
-	return found, c, err
+	return &found, c, err
 }
 
 // fire ends the watch on a node.
@@ -269,179 +259,28 @@ func (s *session) fireAll() {
 	clear(s.watches)
 }
 
-// watched returns the nodes that are watched.
-func (s *session) watched() []string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return slices.Collect(maps.Keys(s.watches))
-}
-
-// attach notes that a server serves the session, which its leader has confirmed.
-func (s *session) attach() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.timeout = s.link.timeout()
-	s.proven, s.touches = s.link.dialed, nil
-	s.fails, s.slow, s.reason = 0, 0, ""
-	s.known = true
-	if s.dead != nil {
-		return
-	}
-	if s.b.password != nil && !s.authed { // the library does so at later connections
-		conn := s.conn
-		s.asks.Go(func() {
-			if conn.AddAuth("digest", s.b.password) == nil {
-				s.mu.Lock()
-				defer s.mu.Unlock()
-				s.authed = true
-				s.setAttached(s.link != nil)
-			}
-		})
-		return
-	}
-	s.setAttached(true)
-}
-
-// setAttached is called under s.mu.
-func (s *session) setAttached(is bool) {
-	if s.attached == is || s.dead != nil {
-		return
-	}
-	s.attached, s.since = is, time.Now()
-	close(s.changed)
-	s.changed = make(chan struct{})
-	s.poke()
-}
-
-func (s *session) detach() {
-	s.mu.Lock()
-	was := s.attached
-	s.setAttached(false)
-	s.fireAll()
-	s.link = nil
-	tell := was && s.dead == nil && s.users > 0
-	s.mu.Unlock()
-	if tell && s.b.opt.Notify != nil {
-		s.b.opt.Notify(driver.Notice{Kind: driver.NoticeDisconnected, Node: s.b.address, Detail: "a connection broke, and its session goes on at another server"})
-	}
-}
-
-// die ends the use of a session.
-func (s *session) die(why error, orderly bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.setDead(why, orderly)
-}
-
-// setDead is called under s.mu.
-func (s *session) setDead(why error, orderly bool) {
-	if s.dead != nil {
-		return
-	}
-	s.dead, s.orderly = why, orderly && s.attached
-	if errors.Is(why, errExpired) || errors.Is(why, errAbandoned) { // by then its leases have ended
-		close(s.lost)
-	}
-	s.fireAll()
-	close(s.changed)
-	s.changed = make(chan struct{})
-	s.poke()
-}
-
-func (s *session) poke() {
-	select {
-	case s.wake <- struct{}{}:
-	default:
-	}
-}
-
-// run sends requests that keep the session alive, and ends the session when it has no users.
-func (s *session) run() {
-	defer close(s.done)
-	tick := time.NewTicker(min(s.class/10, longestTouch))
-	defer tick.Stop()
-	for {
-		select {
-		case <-tick.C:
-		case <-s.wake:
-		}
-		s.mu.Lock()
-		now := time.Now()
-		switch {
-		case s.dead != nil:
-		case !s.attached && s.known && now.Sub(s.since) > 2*s.timeout+10*s.b.opt.CallTimeout:
-			s.setDead(errAbandoned, false)
-		case s.users == 0 && (s.retired || now.Sub(s.idle) > s.b.longestIdle):
-			s.setDead(errUnused, true)
-		}
-		dead, attached := s.dead, s.attached
-		s.mu.Unlock()
-		if dead != nil {
-			s.finish()
-			return
-		}
-		if attached {
-			ctx, cancel := context.WithTimeout(s.ctx, 2*s.b.opt.CallTimeout)
-			_, _ = ask(ctx, s, func(c *zk.Conn) (struct{}, error) { // it records its own success
-				_, _, err := c.Exists("/")
-				return struct{}{}, err
-			})
-			cancel()
-		}
-	}
-}
-
-// finish ends the connection, in order if the servers must delete the session's entries. It
-// closes the client library when no request is under way, because the library may still write
-// an answer into its caller's memory.
-func (s *session) finish() {
-	s.b.forget(s)
-	s.mu.Lock()
-	orderly, l := s.orderly, s.link
-	s.mu.Unlock()
-	hangUp := func() {
-		s.mu.Lock()
-		s.orderly = false
-		s.mu.Unlock()
-		s.stop()
-		if l != nil {
-			_ = l.Close() // it may be closed
-		}
-	}
-	if !orderly {
-		hangUp() // the request to close the session must not be sent
-	}
-	answered := make(chan struct{})
-	go func() {
-		s.asks.Wait()
-		close(answered)
-	}()
-	select {
-	case <-answered:
-	case <-time.After(s.b.silence()):
-		hangUp()
-		<-answered
-	}
-	s.conn.Close()
-	hangUp()
-}
-
-// close ends the session, and returns when its goroutines have ended.
-func (s *session) close(orderly bool) {
-	s.die(driver.ErrClosed, orderly)
-	<-s.done
-}
-
 // joinUsable counts a user of the session. It reports false, and does nothing, if the session is
 // over, or has had no server for so long that all servers may have forgotten it.
 func (s *session) joinUsable() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.dead != nil || !s.attached && s.known && time.Since(s.since) >= 2*s.b.opt.CallTimeout {
+	if s.dead != nil || s.link == nil && s.id != 0 && time.Since(s.since) >= 2*s.b.opt.CallTimeout {
 		return false
 	}
 	s.users++
 	return true
+}
+
+// leave ends what newSession or joinUsable began.
+func (s *session) leave() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.users--; s.users == 0 {
+		s.idle = time.Now()
+		if s.retired {
+			s.poke()
+		}
+	}
 }
 
 // over returns why the session can no longer be used.
@@ -454,16 +293,23 @@ func (s *session) over() error {
 // expired reports whether the servers have ended the session, and deleted its entries.
 func (s *session) expired() bool { return errors.Is(s.over(), errExpired) }
 
+// why returns why there is no connection, empty if there is one.
+func (s *session) why() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.reason
+}
+
 // await waits until a server serves the session.
 func (s *session) await(ctx context.Context) (*link, error) {
 	for {
 		s.mu.Lock()
-		attached, dead, changed, l := s.attached, s.dead, s.changed, s.link
+		l, dead, changed := s.link, s.dead, s.changed
 		s.mu.Unlock()
 		switch {
 		case dead != nil:
 			return nil, dead
-		case attached && l != nil:
+		case l != nil:
 			return l, nil
 		}
 		select {
@@ -474,67 +320,43 @@ func (s *session) await(ctx context.Context) (*link, error) {
 	}
 }
 
-// ask makes one request. The client's calls take no context: a call that outlives ctx goes on
-// until its connection answers or breaks, and ask breaks a connection whose server does not
-// answer.
-func ask[T any](ctx context.Context, s *session, request func(*zk.Conn) (T, error)) (result T, err error) {
+// ask makes one request. If ctx ends it may take effect all the same.
+func (s *session) ask(ctx context.Context, q request) (answer, error) {
 	l, err := s.await(ctx)
 	if err != nil {
-		return result, err
+		return answer{}, err
 	}
-	type answer struct {
-		result T
-		err    error
+	c, err := l.send(q)
+	if err != nil {
+		return answer{}, err
 	}
-	answers := make(chan answer, 1)
-	s.mu.Lock()
-	dead := s.dead
-	if dead == nil {
-		s.asks.Add(1) // before finish waits
-	}
-	s.mu.Unlock()
-	if dead != nil {
-		return result, dead
-	}
-	sent := time.Now()
-	go func() {
-		defer s.asks.Done()
-		got, err := request(s.conn)
-		if err == nil || definite(err) {
-			s.touched(l, sent)
-		}
-		answers <- answer{got, err}
-	}()
-	quiet := time.NewTimer(s.b.silence())
-	defer quiet.Stop()
-	for {
-		select {
-		case a := <-answers:
-			return a.result, a.err
-		case <-ctx.Done():
-			return result, ctx.Err()
-		case <-quiet.C:
-			if l.heard(sent) {
-				quiet.Reset(s.b.silence())
-				continue
-			}
-			_ = l.Close() // another server may answer
-		}
+	select {
+	case <-c.done:
+		return c.answer, c.err
+	case <-ctx.Done():
+		return answer{}, ctx.Err()
 	}
 }
 
 // again makes a request that may be repeated, until it is answered.
-func again[T any](ctx context.Context, s *session, request func(*zk.Conn) (T, error)) (T, error) {
+func (s *session) again(ctx context.Context, q request) (answer, error) {
 	for {
-		result, err := ask(ctx, s, request)
-		if err == nil || !broken(err) || ctx.Err() != nil {
-			return result, err
+		a, err := s.ask(ctx, q)
+		if !errors.Is(err, errBroken) || ctx.Err() != nil {
+			return a, err
 		}
 	}
 }
 
 // mostTouches bounds how many requests of a session are remembered.
 const mostTouches = 64
+
+// saw notes a transaction that a server told of.
+func (s *session) saw(transaction int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.seen = max(s.seen, transaction)
+}
 
 // touched notes that a server answered a request over l.
 func (s *session) touched(l *link, sent time.Time) {
@@ -581,34 +403,13 @@ func (s *session) suits(ttl time.Duration) error {
 		strconv.FormatInt(sessionTimeout(ttl).Milliseconds(), 10)}
 }
 
-// leave ends what newSession or joinUsable began.
-func (s *session) leave() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.users--; s.users == 0 {
-		s.idle = time.Now()
-		if s.retired {
-			s.poke()
-		}
-	}
-}
-
 // settle returns when every earlier request of the session has taken effect or never will: a
 // write is answered after earlier requests, and servers refuse requests that the session sent
 // over a connection to another server.
 func (s *session) settle(ctx context.Context) error {
-	_, err := again(ctx, s, func(c *zk.Conn) (struct{}, error) {
-		_, err := c.Multi(&zk.CheckVersionRequest{Path: "/", Version: -1})
-		return struct{}{}, err
-	})
+	_, err := s.again(ctx, check("/"))
 	if definite(err) {
 		return nil
 	}
-	return err
-}
-
-// remove deletes a node.
-func (s *session) remove(ctx context.Context, node string) error {
-	_, err := again(ctx, s, func(c *zk.Conn) (struct{}, error) { return struct{}{}, c.Delete(node, -1) })
 	return err
 }

@@ -6,8 +6,6 @@ import (
 	"strings"
 	"sync"
 	"time"
-
-	"github.com/go-zookeeper/zk"
 )
 
 // clockAge is how long the clock of this process carries on the servers' time.
@@ -68,8 +66,8 @@ func (b *Backend) look(ctx context.Context, s *session) error {
 		return ctx.Err()
 	}
 	for !b.clock.fresh() {
-		got, err := read(ctx, s, b.marker())
-		if errors.Is(err, zk.ErrNoNode) {
+		got, err := s.again(ctx, get(b.marker(), 0))
+		if errors.Is(err, errNoNode) {
 			if err = b.makePath(ctx, s); err == nil {
 				continue
 			}
@@ -81,21 +79,21 @@ func (b *Backend) look(ctx context.Context, s *session) error {
 		if err != nil {
 			return err
 		}
-		m.latest = max(m.latest, got.stat.Mtime)
-		wrote, err := b.mark(ctx, s, m, got.stat.Version)
-		if err == nil && wrote.Mtime < m.latest {
-			fall := time.Duration(m.latest-wrote.Mtime)*time.Millisecond + clockAge + time.Second
+		m.latest = max(m.latest, got.stat.changed)
+		wrote, err := b.mark(ctx, s, m, got.stat.version)
+		if err == nil && wrote.changed < m.latest {
+			fall := time.Duration(m.latest-wrote.changed)*time.Millisecond + clockAge + time.Second
 			if fall > most-m.advance {
 				return errEnd
 			}
 			m.advance += fall
-			m.latest = wrote.Mtime
-			wrote, err = b.mark(ctx, s, m, wrote.Version)
+			m.latest = wrote.changed
+			wrote, err = b.mark(ctx, s, m, wrote.version)
 		}
 		switch {
-		case errors.Is(err, zk.ErrNoNode):
+		case errors.Is(err, errNoNode):
 			continue
-		case errors.Is(err, zk.ErrBadVersion):
+		case errors.Is(err, errBadVersion):
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
@@ -104,7 +102,7 @@ func (b *Backend) look(ctx context.Context, s *session) error {
 			return err
 		}
 		b.clock.mu.Lock()
-		b.clock.server, b.clock.local, b.clock.advance = time.UnixMilli(wrote.Mtime), time.Now(), m.advance
+		b.clock.server, b.clock.local, b.clock.advance = time.UnixMilli(wrote.changed), time.Now(), m.advance
 		b.clock.looked = b.clock.local
 		b.clock.mu.Unlock()
 	}
@@ -112,8 +110,9 @@ func (b *Backend) look(ctx context.Context, s *session) error {
 }
 
 // mark writes the marker.
-func (b *Backend) mark(ctx context.Context, s *session, m mark, version int32) (*zk.Stat, error) {
-	return ask(ctx, s, func(c *zk.Conn) (*zk.Stat, error) { return c.Set(b.marker(), m.value(), version) })
+func (b *Backend) mark(ctx context.Context, s *session, m mark, version int32) (stat, error) {
+	wrote, err := s.ask(ctx, set(b.marker(), m.value(), version))
+	return wrote.stat, err
 }
 
 // forgetLook lets the marker be read again, because its folder does not exist.
@@ -132,8 +131,8 @@ func (b *Backend) makePath(ctx context.Context, s *session) error {
 		if path == b.marker() {
 			data = mark{}.value()
 		}
-		_, err := again(ctx, s, func(c *zk.Conn) (string, error) { return c.Create(path, data, 0, b.acl) })
-		if err != nil && !errors.Is(err, zk.ErrNodeExists) {
+		_, err := s.again(ctx, create(opCreate, path, data, b.acl, 0))
+		if err != nil && !errors.Is(err, errNodeExists) {
 			return err
 		}
 	}

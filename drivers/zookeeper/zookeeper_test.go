@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -19,47 +18,12 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
-	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 	"github.com/redlock-go/redlock/drivers/zookeeper"
-	"github.com/redlock-go/redlock/redlocktest"
 	"github.com/redlock-go/redlock/redlocktest/fault"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
-
-func TestMain(m *testing.M) {
-	redlocktest.ServeClient(func(url string) (driver.Backend, error) { return dlock.OpenBackend(url) })
-	status := m.Run()
-	if lone != nil {
-		if err := lone.Close(); err != nil {
-			fmt.Println(err)
-			status = 1
-		}
-	}
-	os.Exit(status)
-}
-
-var (
-	loneMu sync.Mutex
-	lone   *server.Group
-)
-
-// single returns a server of one member that the tests of this file share, which break nothing.
-func single(t testing.TB) *server.Group {
-	t.Helper()
-	loneMu.Lock()
-	defer loneMu.Unlock()
-	if lone == nil {
-		g, err := server.StartZooKeeper(t.Context(), 1, server.Config{})
-		if missing := (*server.MissingError)(nil); os.Getenv("CI") == "" && (errors.As(err, &missing) || errors.Is(err, server.ErrUnsupported)) {
-			t.Skip(err)
-		}
-		must(t, err)
-		lone = g
-	}
-	return lone
-}
 
 // client is connect for a test.
 func client(t testing.TB, g *server.Group) *zk.Conn {
@@ -183,7 +147,7 @@ func TestLossIsToldBeforeTheLockIsAnothers(t *testing.T) {
 	if testing.Short() {
 		t.Skip("waits for leases to end")
 	}
-	drivertest.RunLoss(t, harness(single(t), driver.Config{}, ""), 2*time.Second)
+	drivertest.RunLoss(t, system.Harness(single(t), driver.Config{}, ""), 2*time.Second)
 }
 
 func TestLeasesThroughTheLossOfTheLeader(t *testing.T) {

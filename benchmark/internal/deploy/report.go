@@ -82,7 +82,7 @@ func (r *run) report(foreign float64) *Report {
 	if versions != nil {
 		out.Circumstances += " Servers: " + strings.Join(versions, ", ") + "."
 	}
-	out.Circumstances += " Client libraries in this program: " + strings.Join(machine.Libraries("redis/go-redis", "valkey-io/valkey-go", "jackc/pgx/", "etcd/client/v3", "go-sql-driver/mysql", "go-zookeeper/zk"), ", ") + "."
+	out.Circumstances += " Client libraries in this program: " + strings.Join(machine.Libraries("redis/go-redis", "valkey-io/valkey-go", "jackc/pgx/", "etcd/client/v3", "go-sql-driver/mysql"), ", ") + "."
 	if r.unguarded {
 		out.Circumstances += " " + unguarded
 	}

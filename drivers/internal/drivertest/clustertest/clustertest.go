@@ -1,0 +1,139 @@
+// Package clustertest runs the conformance suite and the stress test of a driver whose servers are a
+// cluster.
+package clustertest
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redlock-go/redlock/dlock"
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/internal/drivertest"
+	"github.com/redlock-go/redlock/redlocktest"
+	"github.com/redlock-go/redlock/redlocktest/fault"
+	"github.com/redlock-go/redlock/redlocktest/server"
+)
+
+var (
+	whole = flag.Bool("whole", false, "repeat the cases of the suite as often as before a release")
+	only  = flag.String("only", "", "the `case`, or group of cases, of the suite to run")
+	long  = flag.Duration("long", 0, "stress for this `long`, instead of for some thousand calls")
+)
+
+// Whole reports whether the suite runs as before a release.
+func Whole() bool { return *whole || server.IsDeep() }
+
+// A System is a driver, and how it reaches its servers.
+type System struct {
+	Driver driver.Driver
+	// Start and Servers start servers: server.StartEtcd and server.Etcd.
+	Start   func(ctx context.Context, members int, cfg server.Config) (*server.Group, error)
+	Servers func(t testing.TB, members int, opts ...server.Option) *server.Group
+	// URL is that of the servers with these addresses, with a parameter; user is empty, or ends with '@'.
+	URL func(user string, addrs []string) string
+	// TTL and Grace are those of the harness.
+	TTL, Grace time.Duration
+
+	mu   sync.Mutex
+	lone *server.Group
+}
+
+// Main is for TestMain.
+func (s *System) Main(m *testing.M) {
+	redlocktest.ServeClient(func(url string) (driver.Backend, error) { return dlock.OpenBackend(url) })
+	status := m.Run()
+	if s.lone != nil {
+		if err := s.lone.Close(); err != nil {
+			fmt.Println(err)
+			status = 1
+		}
+	}
+	os.Exit(status)
+}
+
+// Single returns a cluster of one member that the tests of a package share, which break nothing.
+func (s *System) Single(t testing.TB) *server.Group {
+	t.Helper()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.lone == nil {
+		g, err := s.Start(t.Context(), 1, server.Config{})
+		if missing := (*server.MissingError)(nil); os.Getenv("CI") == "" && (errors.As(err, &missing) || errors.Is(err, server.ErrUnsupported)) {
+			t.Skip(err)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.lone = g
+	}
+	return s.lone
+}
+
+// Harness has backends of a cluster, each of which reaches every member through a proxy.
+func (s *System) Harness(g *server.Group, cfg driver.Config, user string) redlocktest.Harness {
+	h := fault.HarnessOf(g.Addrs(), func(via []string) (driver.Backend, error) {
+		through := cfg
+		through.DSN = s.URL(user, via)
+		return s.Driver.Open(&through)
+	})
+	h.TTL, h.Grace = s.TTL, s.Grace
+	h.Timeout = 5 * time.Minute // for a machine that is very busy
+	h.Faults.Kill, h.Faults.Restart = g.KillMajority, g.StartAgain
+	h.Faults.Pause, h.Faults.Resume = g.Pause, g.Resume
+	return h
+}
+
+// Secret is the password of the conformance test's user, for which the servers do not ask.
+const Secret = "pw-s3cr3t"
+
+// Conformance runs the suite with one member, and with three as before a release. complete completes
+// the harness.
+func (s *System) Conformance(t *testing.T, complete func(g *server.Group, h *redlocktest.Harness)) {
+	const user, takesTooLong = "user:" + Secret + "@", "takes too long for -short"
+	members := 1
+	if Whole() {
+		members = 3
+	}
+	g := s.Servers(t, members)
+	var notices drivertest.NoticeLog
+	h := s.Harness(g, driver.Config{Prefix: "app:", Notify: notices.Add}, user)
+	h.Driver, h.URL = s.Driver, s.URL(user, g.Addrs())
+	h.Process = func() (*redlocktest.Client, error) {
+		return redlocktest.StartClient(h.URL + "&prefix=app:")
+	}
+	h.Prefix, h.Secret, h.Notices = "app:", Secret, notices.All
+	h.Short, h.Only = !*whole, *only
+	if testing.Short() && members == 1 { // a moment instead of half a minute
+		h.Skip = map[string]string{}
+		for _, group := range []string{"fault", "expiry", "wait", "watch", "leak", "history", "process"} {
+			h.Skip[group] = takesTooLong
+		}
+	}
+	if *whole {
+		h.Faults.Kill = g.Kill
+	}
+	complete(g, &h)
+	redlocktest.Run(t, h)
+}
+
+// Stress also kills the servers and processes of clients. -long=10m sets how long it takes.
+func (s *System) Stress(t *testing.T) {
+	if *long == 0 {
+		server.Deep(t) // the suite has histories
+	}
+	t.Parallel() // it mostly waits
+	g := s.Servers(t, 3)
+	h := s.Harness(g, driver.Config{}, "")
+	h.Process = func() (*redlocktest.Client, error) { return redlocktest.StartClient(s.URL("", g.Addrs())) }
+	o := redlocktest.StressOptions{Operations: 2500}
+	if *long > 0 {
+		o = redlocktest.StressOptions{Duration: *long}
+	}
+	redlocktest.Stress(t, h, o)
+}

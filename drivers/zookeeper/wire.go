@@ -1,0 +1,231 @@
+package zookeeper
+
+import (
+	"encoding/binary"
+	"strconv"
+)
+
+// This file is the part of ZooKeeper's protocol that the driver uses, as zookeeper.jute in its sources
+// describes it. Nothing that a server sends can make a reader fail otherwise than by its field failed.
+
+// Kinds of requests, and numbers that answers have instead of that of a request.
+const (
+	opError     = -1
+	opCreate    = 1
+	opDelete    = 2
+	opGet       = 4
+	opSet       = 5
+	opSync      = 9
+	opPing      = 11
+	opChildren  = 12
+	opCheck     = 13
+	opMulti     = 14
+	opContainer = 19
+	opAuth      = 100
+	opClose     = -11
+
+	numberOfEvents = -1
+	numberOfPings  = -2
+	numberOfAuth   = -4
+)
+
+// Flags of a new node, and the event of a node that was deleted.
+const (
+	ephemeral  = 1
+	sequential = 2
+	container  = 4
+)
+
+// A serverError is a server's answer that says that a request had no effect, or that its session is not
+// served.
+type serverError int32
+
+const (
+	errInconsistent serverError = -2
+	errTimeout      serverError = -7
+	errNoNode       serverError = -101
+	errNoAuth       serverError = -102
+	errBadVersion   serverError = -103
+	errNodeExists   serverError = -110
+	errNotEmpty     serverError = -111
+	errNoSession    serverError = -112
+	errInvalidACL   serverError = -114
+	errAuthFailed   serverError = -115
+	errSessionMoved serverError = -118
+)
+
+func (e serverError) Error() string {
+	text := map[serverError]string{
+		errNoNode: "no such node", errNoAuth: "no permission", errBadVersion: "another version", errNodeExists: "the node exists", errNotEmpty: "the node has children",
+		errInvalidACL: "an invalid access control list", errAuthFailed: "a wrong password",
+	}[e]
+	if text == "" {
+		text = "error"
+	}
+	return text + " (" + strconv.Itoa(int(e)) + ")"
+}
+
+// An acl says who may do all with a new node.
+type acl struct{ scheme, id string }
+
+// A request is its kind, and what follows that.
+type request struct {
+	op   int32
+	body []byte
+}
+
+func appendText[T string | []byte](b []byte, text T) []byte {
+	return append(binary.BigEndian.AppendUint32(b, uint32(len(text))), text...)
+}
+
+func appendNumber(b []byte, n int32) []byte { return binary.BigEndian.AppendUint32(b, uint32(n)) }
+
+// of makes a request that begins with a node.
+func of(op int32, node string) request { return request{op, appendText(nil, node)} }
+
+func get(node string, watch byte) request {
+	q := of(opGet, node)
+	q.body = append(q.body, watch)
+	return q
+}
+
+func set(node string, data []byte, version int32) request {
+	q := of(opSet, node)
+	q.body = appendNumber(appendText(q.body, data), version)
+	return q
+}
+
+func create(op int32, node string, data []byte, who acl, flags int32) request {
+	const one, all = 1, 31
+	q := of(op, node)
+	q.body = appendNumber(appendNumber(appendText(q.body, data), one), all)
+	q.body = appendNumber(appendText(appendText(q.body, who.scheme), who.id), flags)
+	return q
+}
+
+func remove(node string, version int32) request {
+	q := of(opDelete, node)
+	q.body = appendNumber(q.body, version)
+	return q
+}
+
+func children(node string) request {
+	q := of(opChildren, node)
+	q.body = append(q.body, 0)
+	return q
+}
+
+// check is a write that changes nothing, and needs the node.
+func check(node string) request {
+	return multi(request{opCheck, appendNumber(appendText(nil, node), -1)})
+}
+
+// multi is a transaction.
+func multi(all ...request) request {
+	q := request{op: opMulti}
+	for _, x := range append(all, request{op: opError}) {
+		q.body = appendNumber(q.body, x.op)
+		last := byte(0)
+		if x.op == opError {
+			last = 1
+		}
+		q.body = append(appendNumber(append(q.body, last), -1), x.body...)
+	}
+	return q
+}
+
+// A stat describes a node.
+type stat struct {
+	made, owner      int64 // the transaction that made it, and the session of an ephemeral one
+	created, changed int64 // in milliseconds since 1970
+	version          int32 // of its data
+	// births is twice the number of children that it ever had: the number of creations and deletions,
+	// and of the children now. If it is the same in the transaction that makes an entry as in an
+	// earlier look, no entry was made in between, so that look saw all that are before the new one.
+	// (The version of the container's data does not tell, because entries of other libraries do not
+	// change it.)
+	births int32
+	living int32 // how many children it has
+}
+
+// An answer has what the answers to requests of several kinds have.
+type answer struct {
+	node     string
+	data     []byte
+	children []string
+	stat     stat
+}
+
+// A reader takes values from an answer.
+type reader struct {
+	rest   []byte
+	failed bool
+}
+
+func (r *reader) take(n int) []byte {
+	if n > len(r.rest) {
+		r.failed, r.rest = true, nil
+		return make([]byte, min(n, 8))
+	}
+	taken := r.rest[:n]
+	r.rest = r.rest[n:]
+	return taken
+}
+
+func (r *reader) number() int32 { return int32(binary.BigEndian.Uint32(r.take(4))) }
+func (r *reader) long() int64   { return int64(binary.BigEndian.Uint64(r.take(8))) }
+
+// bytes takes a length and as many bytes; a length of -1 stands for none.
+func (r *reader) bytes() []byte { return r.take(int(max(r.number(), 0))) }
+
+func (r *reader) stat() (s stat) {
+	s.made, _ = r.long(), r.long()
+	s.created, s.changed = r.long(), r.long()
+	s.version = r.number()
+	s.births = r.number() // creations and deletions
+	_ = r.number()
+	s.owner = r.long()
+	_ = r.number()
+	s.living = r.number()
+	s.births += s.living
+	_ = r.long()
+	return s
+}
+
+// answer takes the answer to a request of this kind. What the parts of a transaction answer comes
+// together; the error is that of the part that failed.
+func (r *reader) answer(op int32) (a answer, err error) {
+	switch op {
+	case opCreate:
+		a.node = string(r.bytes())
+	case opSet:
+		a.stat = r.stat()
+	case opGet:
+		a.data = r.bytes()
+		a.stat = r.stat()
+	case opChildren:
+		for n := r.number(); n > 0 && !r.failed; n-- {
+			a.children = append(a.children, string(r.bytes()))
+		}
+		a.stat = r.stat()
+	case opMulti:
+		for !r.failed {
+			kind, last := r.number(), r.take(1)
+			_ = r.number()
+			if r.failed || last[0] != 0 {
+				return a, err
+			}
+			switch part, _ := r.answer(kind); kind {
+			case opCreate:
+				a.node = part.node
+			case opSet:
+				a.stat = part.stat
+			case opError: // of the parts before the one that failed: 0
+				if failed := serverError(r.number()); err == nil && failed != 0 {
+					err = failed
+				}
+			}
+		}
+	}
+	return a, err
+}
