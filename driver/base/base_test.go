@@ -100,26 +100,17 @@ func TestACallWaitsWithoutAContext(t *testing.T) {
 			t.Error("the value of the caller's context is gone")
 		}
 
-		for range 3 { // they share a time limit, or not
-			start := time.Now()
-			call = begin(t, c, t.Context())
-			part := call.Within(time.Second / 4)
-			for _, wait := range []struct {
-				call  *base.Call
-				least time.Duration
-			}{{part, time.Second / 4}, {call, time.Second}} {
-				err := wait.call.Await(never)
-				if took := time.Since(start); took < wait.least || took > wait.least*17/16 {
-					t.Errorf("a call of %v waited for %v", wait.least, took)
-				}
-				if errors.Is(err, context.DeadlineExceeded) || !reflect.DeepEqual(wait.call.Failed(err), err) || wait.call.Err() == nil {
-					t.Errorf("the driver's own timeout: %v", err)
-				}
-				<-wait.call.Done()
-				wait.call.End()
-			}
-			time.Sleep(time.Millisecond)
+		start := time.Now()
+		call = begin(t, c, t.Context())
+		err := call.Await(never)
+		if took := time.Since(start); took != time.Second {
+			t.Errorf("a call of a second waited for %v", took)
 		}
+		if errors.Is(err, context.DeadlineExceeded) || !reflect.DeepEqual(call.Failed(err), err) || call.Err() == nil {
+			t.Errorf("the driver's own timeout: %v", err)
+		}
+		<-call.Done()
+		call.End()
 
 		call = begin(t, c, t.Context())
 		go func() {

@@ -26,8 +26,9 @@ type Calls struct {
 	endOwn   context.CancelFunc
 	calls    sync.WaitGroup // of the users
 	routines sync.WaitGroup // of the driver
-	undos    undos
-	limits   map[time.Duration]context.Context // the last one for each length of a call
+	undos    []undo
+	undoing  chan struct{} // closed when nothing is left to undo; nil: nothing is
+	patience *time.Timer   // of Close; every success starts it again
 }
 
 // minBound is the least time of a call with a short TTL.
@@ -61,44 +62,20 @@ func (c *Calls) start() {
 // Begin begins a call of the user, which ends with ctx, after most, or with Close. Call End when it
 // returns. The error is driver.ErrClosed, or that ctx has ended already.
 func (c *Calls) Begin(ctx context.Context, most time.Duration) (*Call, error) {
+	call := &Call{calls: c, caller: ctx, by: time.Now().Add(most)}
+	err := driver.ContextErr(ctx)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.closing {
+	switch {
+	case c.closing:
 		return nil, driver.ErrClosed
-	}
-	if err := driver.ContextErr(ctx); err != nil {
+	case err != nil:
 		return nil, fmt.Errorf("%s: %w", c.Name, err)
 	}
 	c.start()
-	return c.newCall(ctx, c.users, most), nil
-}
-
-// newCall begins a call of the user, which ends with users, too, or one of the driver, without.
-func (c *Calls) newCall(caller, users context.Context, most time.Duration) *Call {
-	if users != nil {
-		c.calls.Add(1)
-	}
-	return &Call{calls: c, caller: caller, users: users, most: most, by: time.Now().Add(most)}
-}
-
-// limit returns a context that ends with the users' calls, and else after this call of a user, by a
-// sixteenth of the call's length at most. So calls that begin at about the same time share a timer.
-func (c *Calls) limit(call *Call) context.Context {
-	slack := call.most / 16
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if last := c.limits[call.most]; last != nil {
-		if end, _ := last.Deadline(); !end.Before(call.by) && end.Sub(call.by) <= slack {
-			return last
-		}
-	}
-	if c.limits == nil || len(c.limits) >= 64 {
-		c.limits = map[time.Duration]context.Context{}
-	}
-	limit, cancel := context.WithDeadline(c.users, call.by.Add(slack))
-	_ = cancel // the calls that share it need it until it ends
-	c.limits[call.most] = limit
-	return limit
+	c.calls.Add(1)
+	call.users = c.users
+	return call, nil
 }
 
 // Go runs f in a goroutine, unless the backend is closed. Its context ends when Close has waited for
@@ -132,22 +109,31 @@ func (c *Calls) Close() (first bool) {
 	c.mu.Unlock()
 	c.endUsers()
 	c.calls.Wait()
-	c.undos.wait(c.timeout())
-	c.endOwn()
+	if undoing := c.lastUndos(); undoing != nil {
+		<-undoing
+	}
+	c.end()
 	c.routines.Wait()
 	return first
+}
+
+// end ends the driver's goroutines, and lets none begin.
+func (c *Calls) end() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.endOwn()
 }
 
 // A Call is one call under way. It is the context of its requests.
 //
 // That context has a timer and hangs on two others, which costs more than all else of a short call.
-// So it is made when it is first needed: by Done or Value, but not by Await.
+// So it is made when it is first needed: by Done or Value, or by Await if there is something to wait
+// for.
 type Call struct {
 	calls  *Calls
 	caller context.Context
 	users  context.Context // nil for a call of the driver
-	most   time.Duration
-	by     time.Time // it ends
+	by     time.Time       // it ends
 
 	mu     sync.Mutex
 	ended  bool
@@ -210,35 +196,19 @@ func (c *Call) Err() error {
 // Caller returns the context of the caller, which has no time limit of the driver's.
 func (c *Call) Caller() context.Context { return c.caller }
 
-// Await receives from ch, or returns the error of Over if the call ends before, which it may notice a
-// moment later.
+// Await receives from ch, or returns the error of Over if the call ends before.
 func (c *Call) Await(ch <-chan struct{}) error {
 	select {
 	case <-ch:
 		return nil
 	default:
 	}
-	end := context.Context(c)
-	if c.users != nil {
-		end = c.calls.limit(c)
-	}
 	select {
 	case <-ch:
 		return nil
-	case <-c.caller.Done():
-	case <-end.Done():
+	case <-c.Done():
+		return c.Over()
 	}
-	return c.Over()
-}
-
-// Within begins a part of the call, which ends after most if the call does not end before. Call End
-// when it returns.
-func (c *Call) Within(most time.Duration) *Call {
-	part := c.calls.newCall(c.caller, c.users, most)
-	if c.by.Before(part.by) {
-		part.by = c.by
-	}
-	return part
 }
 
 // End ends the call.

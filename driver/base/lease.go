@@ -15,15 +15,16 @@ type Lease struct {
 	info    driver.Info
 	renew   func(*Call, *driver.Renewal) (driver.Grant, error)
 	release func(*Call) error
-	free    chan struct{} // has a value unless a call changes the lease
 
-	// Only the call that has the value of free uses these.
+	// Only the call that has entered uses these.
 	over    bool // it is released or lost, or a release was tried
 	lost    bool // and Release has not said so yet
 	certain bool // the lock is certainly gone
 	undoing bool // release is repeated in the background
 
 	mu    sync.Mutex
+	busy  bool          // a call has entered
+	free  chan struct{} // closed when it leaves; nil: no other call waits for that
 	grant driver.Grant
 	timer *time.Timer // of FreeAtEnd; nil: the server frees the lock
 }
@@ -42,9 +43,7 @@ var _ driver.Lease = (*Lease)(nil)
 // seconds after the lease's end. It is not called after renew has returned ErrLost; Release then
 // returns ErrLost too.
 func NewLease(calls *Calls, info driver.Info, grant driver.Grant, renew func(*Call, *driver.Renewal) (driver.Grant, error), release func(*Call) error) *Lease {
-	l := &Lease{calls: calls, info: info, grant: grant, renew: renew, release: release, free: make(chan struct{}, 1)}
-	l.leave()
-	return l
+	return &Lease{calls: calls, info: info, grant: grant, renew: renew, release: release}
 }
 
 // FreeAtEnd lets the lease call release at its end, too, and then until it is certain. It is for
@@ -59,7 +58,9 @@ func (l *Lease) FreeAtEnd() *Lease {
 
 // lapse ends a lease that was neither renewed nor released in time.
 func (l *Lease) lapse() {
-	<-l.free // a renewal under way may extend the lease
+	for others := l.take(); others != nil; others = l.take() {
+		<-others // a renewal under way may extend the lease
+	}
 	defer l.leave()
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -78,27 +79,59 @@ func (l *Lease) Grant() driver.Grant {
 	return l.grant
 }
 
-// enter waits for other calls of the lease, and begins one; leave lets the next one go on.
-func (l *Lease) enter(ctx context.Context, most time.Duration) (*Call, error) {
+// begin begins a call that changes the lease.
+func (l *Lease) begin(ctx context.Context, most time.Duration) (*Call, error) {
 	call, err := l.calls.Begin(ctx, most)
 	if err != nil {
 		return nil, err
 	}
-	if err := call.Await(l.free); err != nil {
+	if err := l.enter(call); err != nil {
 		call.End()
 		return nil, err
 	}
 	return call, nil
 }
 
-func (l *Lease) leave() { l.free <- struct{}{} }
+// enter waits until other calls have left the lease; leave lets the next one go on.
+func (l *Lease) enter(call *Call) error {
+	for {
+		others := l.take()
+		if others == nil {
+			return nil
+		}
+		if err := call.Await(others); err != nil {
+			return err
+		}
+	}
+}
+
+// take lets the caller enter, or returns a channel that is closed when another try may succeed.
+func (l *Lease) take() <-chan struct{} {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.busy && l.free == nil {
+		l.free = make(chan struct{})
+	}
+	l.busy = true
+	return l.free
+}
+
+func (l *Lease) leave() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.busy = false
+	if l.free != nil {
+		close(l.free)
+		l.free = nil
+	}
+}
 
 // Renew extends the lease.
 func (l *Lease) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, error) {
 	if err := l.info.CheckRenewal(r); err != nil {
 		return driver.Grant{}, err
 	}
-	call, err := l.enter(ctx, l.calls.Bound(r.TTL))
+	call, err := l.begin(ctx, l.calls.Bound(r.TTL))
 	if err != nil {
 		return driver.Grant{}, err
 	}
@@ -123,7 +156,10 @@ func (l *Lease) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, err
 
 // Release frees the lock.
 func (l *Lease) Release(ctx context.Context) error {
-	call, err := l.enter(context.WithoutCancel(ctx), l.calls.timeout())
+	if ctx.Done() != nil {
+		ctx = context.WithoutCancel(ctx)
+	}
+	call, err := l.begin(ctx, l.calls.timeout())
 	if err != nil {
 		return err
 	}
@@ -153,14 +189,14 @@ func (l *Lease) Release(ctx context.Context) error {
 	return call.Failed(err)
 }
 
-// undo repeats release in the background. The caller has the value of free.
+// undo repeats release in the background. The caller has entered.
 func (l *Lease) undo(until time.Time) {
 	if l.undoing {
 		return
 	}
 	l.undoing = true
 	l.calls.Undo(until, func(call *Call) error {
-		if err := call.Await(l.free); err != nil {
+		if err := l.enter(call); err != nil {
 			return err
 		}
 		defer l.leave()

@@ -2,19 +2,11 @@ package base
 
 import (
 	"context"
-	"sync"
 	"time"
 )
 
-// undos are what is left to undo: one after the other, by one goroutine while there is any, so that
-// an outage fills no server with requests.
-type undos struct {
-	mu      sync.Mutex
-	list    []undo
-	running chan struct{} // closed when the goroutine ends; nil: there is none
-	undone  int           // how many were undone
-}
-
+// undo is something to undo: one after the other, by one goroutine while there is any, so that an
+// outage fills no server with requests.
 type undo struct {
 	until time.Time
 	try   func(*Call) error
@@ -26,85 +18,77 @@ type undo struct {
 // it does not. Each call of f is bounded by Timeout. Close waits as long as they succeed, and for
 // Timeout without a success.
 func (c *Calls) Undo(until time.Time, f func(call *Call) error) {
-	u := &c.undos
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	u.list = append(u.list, undo{until, f})
-	if u.running != nil {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.start()
+	if c.own.Err() != nil {
 		return
 	}
-	done := make(chan struct{})
-	if c.Go(func(ctx context.Context) { defer close(done); c.settle(ctx) }) {
-		u.running = done
+	c.undos = append(c.undos, undo{until, f})
+	if c.undoing == nil {
+		done := make(chan struct{})
+		c.undoing = done
+		c.routines.Go(func() { defer close(done); c.undoAll(c.own) })
 	}
+}
+
+// lastUndos returns the channel that is closed when nothing is left to undo, nil if nothing is, and
+// ends the driver's goroutines when nothing was undone for Timeout.
+func (c *Calls) lastUndos() <-chan struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.undoing != nil && c.patience == nil {
+		c.patience = time.AfterFunc(c.timeout(), c.end)
+	}
+	return c.undoing
 }
 
 // next returns what is first, or ends the goroutine.
-func (u *undos) next() (undo, bool) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	if len(u.list) == 0 {
-		u.running = nil
+func (c *Calls) next() (undo, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.undos) == 0 {
+		c.undoing = nil
 		return undo{}, false
 	}
-	x := u.list[0]
-	u.list = u.list[1:]
+	x := c.undos[0]
+	c.undos = c.undos[1:]
 	return x, true
 }
 
-// settle empties the list.
-func (c *Calls) settle(ctx context.Context) {
-	const shortest, longest = 10 * time.Millisecond, time.Second
-	for pause := shortest; ; {
-		x, ok := c.undos.next()
-		if !ok {
-			return
-		}
-		if ctx.Err() != nil {
-			continue
-		}
-		call := c.newCall(ctx, nil, c.timeout())
-		err := x.try(call)
-		call.End()
-		if err == nil {
-			c.undos.mu.Lock()
-			c.undos.undone++
-			c.undos.mu.Unlock()
-			pause = shortest
-			continue
-		}
-		if !x.until.IsZero() && time.Now().After(x.until) {
-			continue
-		}
-		c.undos.mu.Lock()
-		c.undos.list = append(c.undos.list, x)
-		c.undos.mu.Unlock()
-		t := time.NewTimer(pause)
-		select {
-		case <-t.C:
-		case <-ctx.Done():
-			t.Stop()
-		}
-		pause = min(2*pause, longest)
+// undone notes how a try has ended.
+func (c *Calls) undone(x undo, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case err == nil && c.patience != nil:
+		c.patience.Reset(c.timeout())
+	case err != nil && (x.until.IsZero() || time.Now().Before(x.until)):
+		c.undos = append(c.undos, x)
 	}
 }
 
-// wait returns when nothing is left to undo, or nothing was undone for this long.
-func (u *undos) wait(most time.Duration) {
-	t := time.NewTicker(most)
-	defer t.Stop()
-	for before := -1; ; {
-		u.mu.Lock()
-		running, undone := u.running, u.undone
-		u.mu.Unlock()
-		if running == nil || undone == before {
+// undoAll empties the list.
+func (c *Calls) undoAll(ctx context.Context) {
+	const shortest, longest = 10 * time.Millisecond, time.Second
+	pause := shortest
+	for ctx.Err() == nil {
+		x, ok := c.next()
+		if !ok {
 			return
 		}
-		before = undone
+		call := &Call{calls: c, caller: ctx, by: time.Now().Add(c.timeout())}
+		err := x.try(call)
+		call.End()
+		c.undone(x, err)
+		if err == nil {
+			pause = shortest
+			continue
+		}
 		select {
-		case <-running:
-			return
-		case <-t.C:
+		case <-time.After(pause):
+		case <-ctx.Done():
 		}
+		pause = min(2*pause, longest)
 	}
 }

@@ -36,10 +36,12 @@ type conn struct {
 	asked  time.Time     // when the server was last asked whether the process has ended
 
 	mu       sync.Mutex
-	end      error // why it ended; nil while it lives
-	fatal    bool  // the server announced that the process ends
-	waiting  bool  // reserved for a wait
-	reading  bool  // a goroutine reads the answers
+	end      error   // why it ended; nil while it lives
+	fatal    bool    // the server announced that the process ends
+	waiting  bool    // reserved for a wait
+	reading  bool    // a goroutine reads the answers
+	reader   *op     // whose caller it is; nil: it is one of the connection
+	values   []int64 // the rows of the answer that is read; only the goroutine that reads uses it
 	queue    queue
 	round    []*statement               // sent and unanswered, in order
 	out      []byte                     // the last round's bytes, whose memory serves the next
@@ -61,12 +63,13 @@ type queue struct{ unlocks, beats, locks []*op }
 
 // An op is one request of a caller.
 type op struct {
-	l     *lease // to lock, to unlock or to renew
-	class time.Duration
-	gone  bool  // its caller has given up
-	also  []*op // requests for the same lock in the same mode, which a refusal answers too
-	err   error
-	done  chan struct{} // closed when it is answered
+	l        *lease // to lock, to unlock or to renew
+	class    time.Duration
+	by       time.Time // its caller waits until then
+	gone     bool      // its caller has given up
+	also     []*op     // requests for the same lock in the same mode, which a refusal answers too
+	err      error
+	answered atomic.Bool // err is the answer
 }
 
 // A statement is one message of the simple protocol, and its answer.
@@ -89,11 +92,15 @@ var (
 )
 
 func newConn(b *Backend, class time.Duration) *conn {
-	return &conn{
+	c := &conn{
 		b: b, opened: make(chan struct{}), lost: make(chan struct{}), closed: make(chan struct{}),
 		firsts: map[advisory.Number]*op{}, held: map[advisory.Number]*lease{},
 		class: class, told: idleClass, known: idleClass, used: time.Now(),
 	}
+	c.mu.Lock() // tick uses the timer
+	defer c.mu.Unlock()
+	c.timer = time.AfterFunc(idleRead, c.tick)
+	return c
 }
 
 // start begins to serve requests over w, after the setup.
@@ -107,29 +114,20 @@ func (c *conn) start(w *wire.Conn, srv server) {
 		return
 	}
 	c.used = time.Now()
-	c.timer = time.AfterFunc(time.Hour, c.tick)
 	c.schedule(c.used)
 	c.flush()
 	c.readOn()
 }
 
-// newOp makes a request of l; the mutex is held.
-func (c *conn) newOp(l *lease, ttl time.Duration) *op {
-	c.used = time.Now()
-	return &op{l: l, class: classOf(ttl), done: make(chan struct{})}
-}
-
+// finish answers o, and those that wait with it; the connection's mutex is held.
 func (o *op) finish(err error) {
-	o.err = err
-	close(o.done)
-}
-
-func (o *op) answered() bool {
-	select {
-	case <-o.done:
-		return true
-	default:
-		return false
+	if !o.answered.Load() {
+		o.err = err
+		o.answered.Store(true)
+		o.l.signal()
+	}
+	for _, also := range o.also {
+		also.finish(err)
 	}
 }
 
@@ -137,28 +135,34 @@ func (o *op) answered() bool {
 // requests.
 func (c *conn) lock(call *base.Call, l *lease) error {
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.end != nil || c.waiting || c.suspect() {
+	if err := c.refuses(l); err != nil {
+		c.mu.Unlock()
+		return err
+	}
+	l.c, l.taking = c, op{l: l, class: classOf(l.ttl)}
+	c.class = max(c.class, l.taking.class)
+	c.queue.locks = append(c.queue.locks, &l.taking)
+	c.flush()
+	return c.await(call, &l.taking)
+}
+
+// refuses returns why the connection does not ask the server for l; the mutex is held.
+func (c *conn) refuses(l *lease) error {
+	if c.end != nil || c.waiting || c.silence() > suspectAfter {
 		return errEnded
 	}
-	if held := c.refusal(l); held != nil {
+	if held := c.refusal(&l.want); held != nil {
 		return held
 	}
-	l.c = c
-	o := c.newOp(l, l.ttl)
-	c.class = max(c.class, o.class)
-	c.queue.locks = append(c.queue.locks, o)
-	c.flush()
-	return c.await(call, o)
+	return nil
 }
 
 // unlock puts the unlock of l into the queue; the mutex is held.
-func (c *conn) unlock(l *lease) *op {
-	if l.leaving == nil {
-		l.leaving = c.newOp(l, l.ttl)
-		c.queue.unlocks = append(c.queue.unlocks, l.leaving)
+func (c *conn) unlock(l *lease) {
+	if !l.leaving {
+		l.leaving, l.freeing = true, op{l: l}
+		c.queue.unlocks = append(c.queue.unlocks, &l.freeing)
 	}
-	return l.leaving
 }
 
 // flush sends the queue as a round, if no round is under way; the mutex is held. A round may need
@@ -181,6 +185,7 @@ func (c *conn) write(out ...*statement) {
 	}
 	c.out = msg
 	now := time.Now() // before the first byte: Expires counts from here
+	c.used = now
 	for _, st := range out {
 		st.sent, st.values, st.err = now, nil, nil
 		if st.class != 0 {
@@ -226,11 +231,26 @@ func (c *conn) ready() {
 			return
 		}
 	}
+	st.values = c.values
 	if st.do != nil {
 		st.do(c, st)
 	}
-	finish(st.beats, nil)
+	for _, o := range st.beats {
+		o.finish(nil)
+	}
 	c.flush()
+}
+
+// unanswered returns the requests that are not answered; the mutex is held.
+func (c *conn) unanswered() []*op {
+	ops := slices.Concat(c.queue.unlocks, c.queue.beats, c.queue.locks)
+	for _, st := range c.round {
+		ops = append(append(ops, st.ops...), st.beats...)
+	}
+	for i := 0; i < len(ops); i++ {
+		ops = append(ops, ops[i].also...)
+	}
+	return ops
 }
 
 // fail ends the connection: its leases are lost, and its requests fail, and so do more. The mutex is
@@ -241,17 +261,13 @@ func (c *conn) fail(err error, more ...*op) {
 	}
 	c.end = err
 	close(c.lost)
-	if c.timer != nil {
-		c.timer.Stop()
-	}
-	ops := slices.Concat(more, c.queue.unlocks, c.queue.beats, c.queue.locks)
-	for _, st := range c.round {
-		ops = append(append(ops, st.ops...), st.beats...)
-	}
-	lost := c.leases
+	c.timer.Stop()
+	ops, lost := append(more, c.unanswered()...), c.leases
 	c.b.locks.Add(-int64(len(c.held)))
 	c.queue, c.round, c.held, c.leases = queue{}, nil, nil, 0
-	finish(ops, err)
+	for _, o := range ops {
+		o.finish(err)
+	}
 	if c.w == nil { // it failed to open
 		close(c.closed)
 		return
@@ -259,21 +275,17 @@ func (c *conn) fail(err error, more ...*op) {
 	c.b.calls.Go(func(context.Context) { c.hangUp(lost) })
 }
 
-func finish(ops []*op, err error) {
-	for _, o := range ops {
-		if !o.answered() {
-			o.finish(err)
-		}
-		finish(o.also, err)
-	}
+// whyEnded returns why the connection has ended, and whether the server announced that its process ends.
+func (c *conn) whyEnded() (err error, fatal bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.end, c.fatal
 }
 
 // hangUp closes the connection and reports it. A server process that ends announces it, frees
 // its locks, and only then closes the connection.
 func (c *conn) hangUp(lost int) {
-	c.mu.Lock()
-	fatal, err := c.fatal, c.end
-	c.mu.Unlock()
+	err, fatal := c.whyEnded()
 	if fatal && c.b.opt.Pooler == "" && c.w.Drain() {
 		c.freed.Store(true)
 	}
@@ -317,9 +329,9 @@ func (c *conn) schedule(now time.Time) {
 	}
 }
 
-// tick does the periodic work: it ends a connection whose server is silent, unlocks leases that are
-// over, lengthens the timeout of a connection without leases, and lets a goroutine read on a
-// connection that is not used.
+// tick does the periodic work: it wakes callers whose time is over, ends a connection whose server is
+// silent, unlocks leases that are over, lengthens the timeout of a connection without leases, and lets
+// a goroutine read on a connection that is not used.
 func (c *conn) tick() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -327,6 +339,11 @@ func (c *conn) tick() {
 	limit := wire.WriteTimeout
 	if c.leases > 0 {
 		limit = max(c.class, time.Second)
+	}
+	for _, o := range c.unanswered() {
+		if !now.Before(o.by) {
+			c.wake(o)
+		}
 	}
 	switch {
 	case c.end != nil:
@@ -362,9 +379,9 @@ func (c *conn) silence() time.Duration {
 	return time.Since(c.round[0].sent) - c.round[0].most
 }
 
-// suspect reports whether the server has been silent for so long that requests go to another
-// connection: it may be dead. Its leases stay, and the server knows which locks are held.
-func (c *conn) suspect() bool { return c.silence() > 2*time.Second }
+// suspectAfter is the silence of a server after which requests go to another connection: it may be
+// dead. Its leases stay, and the server knows which locks are held.
+const suspectAfter = 2 * time.Second
 
 // idle reports whether the connection has no leases and no requests.
 func (c *conn) idle() bool {
@@ -378,7 +395,7 @@ func (q *queue) len() int { return len(q.unlocks) + len(q.beats) + len(q.locks) 
 func (c *conn) sweep(now time.Time) {
 	for _, l := range c.held {
 		for ; l != nil; l = l.next {
-			if l.leaving == nil && now.After(l.start.Add(l.ttl+grace(l.ttl)/2)) {
+			if !l.leaving && now.After(l.start.Add(l.ttl+grace(l.ttl)/2)) {
 				l.expired = true
 				c.unlock(l)
 			}

@@ -28,14 +28,14 @@ const (
 // slow is the age of an unanswered statement from which new requests prefer another connection.
 const slow = 250 * time.Millisecond
 
-// fit returns how well a connection serves a class; the mutex is held.
-func (c *conn) fit(class time.Duration) int {
+// fit returns how well a connection serves a class, after this silence; the mutex is held.
+func (c *conn) fit(class, silence time.Duration) int {
 	switch {
-	case c.end != nil || c.waiting || c.suspect():
+	case c.end != nil || c.waiting || silence > suspectAfter:
 		return fitNot
 	case c.idle():
 		return fitIdle
-	case c.class == class && c.silence() < slow:
+	case c.class == class && silence < slow:
 		return fitClass
 	}
 	return fitOther
@@ -58,8 +58,9 @@ func (b *Backend) view(class time.Duration) view {
 	alive := 0
 	for _, c := range b.conns {
 		c.mu.Lock()
-		fit := c.fit(class)
-		if !c.suspect() {
+		silence := c.silence()
+		fit := c.fit(class, silence)
+		if silence <= suspectAfter {
 			alive++
 		}
 		if c.waiting {

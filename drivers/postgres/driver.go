@@ -59,6 +59,7 @@ type Backend struct {
 	locks   atomic.Int64 // locks that this process holds on the server
 	room    atomic.Int64 // the size of the server's lock table, estimated
 	polled  atomic.Int64 // when a caller polled last, in nanoseconds since 1970
+	label   atomic.Pointer[string]
 	calls   base.Calls
 
 	mu      sync.Mutex
@@ -66,7 +67,6 @@ type Backend struct {
 	conns   []*conn
 	refused time.Time // when a connection could not be opened last
 	hot     map[advisory.Number]*hotKey
-	label   string
 }
 
 var (
@@ -155,16 +155,6 @@ func (b *Backend) String() string {
 	return b.opt.Address
 }
 
-// within runs f as one call of at most this duration.
-func (b *Backend) within(ctx context.Context, most time.Duration, f func(*base.Call) error) error {
-	call, err := b.calls.Begin(ctx, most)
-	if err != nil {
-		return err
-	}
-	defer call.End()
-	return call.Failed(f(call))
-}
-
 // Acquire makes one attempt on a connection for requests. If that finds the lock held and req.Wait is
 // set, it waits in the server's queue.
 func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Lease, error) {
@@ -172,40 +162,47 @@ func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Leas
 		return nil, err
 	}
 	b.learnLabel(req.Owner)
-	l := &lease{number: advisory.NumberOf(b.opt.Prefix, req.Key), key: req.Key, owner: req.Owner, mode: req.Mode, ttl: req.TTL}
-	if err := b.acquire(ctx, l, req.Wait); err != nil {
+	w := &want{number: advisory.NumberOf(b.opt.Prefix, req.Key), key: req.Key, owner: req.Owner, mode: req.Mode, ttl: req.TTL}
+	l, err := b.acquire(ctx, w, req.Wait)
+	if err != nil {
 		return nil, err
 	}
 	return base.NewLease(&b.calls, b.info, l.grant(), l.renew, l.release), nil
 }
 
-func (b *Backend) acquire(ctx context.Context, l *lease, wait bool) error {
-	seen, writer := b.expected(l.number)
-	if !wait && writer && l.mode == driver.Shared { // it was there before
-		return &driver.HeldError{}
+func (b *Backend) acquire(ctx context.Context, w *want, wait bool) (*lease, error) {
+	seen, writer := b.expected(w.number)
+	if !wait && writer && w.mode == driver.Shared { // it was there before
+		return nil, &driver.HeldError{}
 	}
 	if !wait || seen == nil {
-		err := b.within(ctx, patience(l.ttl), func(call *base.Call) error { return b.try(call, l) })
-		if !errors.As(err, &seen) {
-			return err
+		l, err := b.try(ctx, w)
+		if !errors.Is(err, driver.ErrHeld) {
+			return l, err
 		}
+		errors.As(err, &seen)
 		if seen.Holder == "" {
-			seen = b.heldHere(l, seen)
+			seen = b.heldHere(w, seen)
 		}
-		b.heat(l, seen, 0)
+		b.heat(w, seen, 0)
 	}
 	if !wait {
-		return seen
+		return nil, seen
 	}
-	return b.within(ctx, forever, func(call *base.Call) error { return b.wait(call, l, seen) })
+	call, err := b.calls.Begin(ctx, forever)
+	if err != nil {
+		return nil, err
+	}
+	defer call.End()
+	return b.wait(call, w, seen)
 }
 
 // heldHere returns a refusal by the server with the holder, if that is on a connection of this
 // backend.
-func (b *Backend) heldHere(l *lease, seen *driver.HeldError) *driver.HeldError {
+func (b *Backend) heldHere(w *want, seen *driver.HeldError) *driver.HeldError {
 	for _, c := range b.all() {
 		c.mu.Lock()
-		err := c.refusal(l)
+		err := c.refusal(w)
 		c.mu.Unlock()
 		if err != nil {
 			return err
@@ -215,17 +212,23 @@ func (b *Backend) heldHere(l *lease, seen *driver.HeldError) *driver.HeldError {
 }
 
 // try makes one attempt, and another if its connection ends before.
-func (b *Backend) try(call *base.Call, l *lease) error {
+func (b *Backend) try(ctx context.Context, w *want) (*lease, error) {
 	if err := b.full(); err != nil {
-		return err
+		return nil, err
 	}
+	call, err := b.calls.Begin(ctx, patience(w.ttl))
+	if err != nil {
+		return nil, err
+	}
+	defer call.End()
 	for n := 0; ; n++ {
-		c, err := b.conn(call, classOf(l.ttl))
+		l := &lease{want: *w}
+		c, err := b.conn(call, classOf(w.ttl))
 		if err == nil {
 			err = c.lock(call, l)
 		}
 		if n == 2 || !errors.Is(err, errEnded) {
-			return err
+			return l, call.Failed(err)
 		}
 	}
 }
@@ -272,13 +275,9 @@ func (b *Backend) report(e driver.Notice) {
 
 // learnLabel keeps the label of the first owner: the part before its last '/'.
 func (b *Backend) learnLabel(owner string) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.label != "" {
-		return
-	}
-	if i := strings.LastIndexByte(owner, '/'); i > 0 {
-		b.label = owner[:i]
+	if i := strings.LastIndexByte(owner, '/'); i > 0 && b.label.Load() == nil {
+		label := owner[:i]
+		b.label.CompareAndSwap(nil, &label)
 	}
 }
 
@@ -286,13 +285,11 @@ func (b *Backend) learnLabel(owner string) {
 // the owners' label: 63 bytes of printable ASCII.
 // The server would replace other characters, and refuse a character that is cut in half.
 func (b *Backend) applicationName(name string) string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
 	if name == "" {
 		name = "dlock"
 	}
-	if b.label != "" {
-		name += " " + b.label
+	if label := b.label.Load(); label != nil {
+		name += " " + *label
 	}
 	name = strings.Map(func(r rune) rune {
 		if r < ' ' || r > '~' {

@@ -30,7 +30,7 @@ func Grace(ttl time.Duration) time.Duration { return classOf(ttl) + grace(classO
 func (b *Backend) Conns() (n int) {
 	for _, c := range b.all() {
 		c.mu.Lock()
-		if !c.suspect() {
+		if c.silence() <= suspectAfter {
 			n++
 		}
 		c.mu.Unlock()

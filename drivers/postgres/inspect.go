@@ -10,7 +10,6 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/redlock-go/redlock/driver"
-	"github.com/redlock-go/redlock/driver/base"
 	"github.com/redlock-go/redlock/drivers/postgres/internal/advisory"
 	"github.com/redlock-go/redlock/drivers/postgres/internal/verdict"
 	"github.com/redlock-go/redlock/drivers/postgres/internal/wire"
@@ -23,14 +22,17 @@ func (b *Backend) inspect(ctx context.Context, f func(context.Context, *pgconn.P
 }
 
 func (b *Backend) lookAt(ctx context.Context, f func(context.Context, *pgx.Conn) error) error {
-	return b.within(ctx, connectTimeout, func(call *base.Call) error {
-		c, err := b.factory(call)
-		if err != nil {
-			return verdict.Connect(err)
-		}
-		defer closeConn(c)
-		return f(call, c)
-	})
+	call, err := b.calls.Begin(ctx, connectTimeout)
+	if err != nil {
+		return err
+	}
+	defer call.End()
+	c, err := b.factory(call)
+	if err != nil {
+		return call.Failed(verdict.Connect(err))
+	}
+	defer closeConn(c)
+	return call.Failed(f(call, c))
 }
 
 // sessionName is the SQL of a session's name: its start and its process, as in %c of
@@ -132,9 +134,8 @@ func (b *Backend) holders(id advisory.Number, r lockRow) []driver.Holder {
 			continue
 		}
 		for _, l := range c.leasesOf(func(l *lease) bool { return l.number == id }) {
-			h := l.holder()
-			h.Address, h.Session = r.Address, r.Session
-			ours = append(ours, h)
+			l.Address, l.Session = r.Address, r.Session
+			ours = append(ours, l.Holder)
 		}
 	}
 	if len(ours) > 0 {
@@ -143,23 +144,26 @@ func (b *Backend) holders(id advisory.Number, r lockRow) []driver.Holder {
 	return []driver.Holder{r.Holder}
 }
 
-// leasesOf returns copies of the connection's leases that match and are not being released.
-func (c *conn) leasesOf(match func(*lease) bool) (all []lease) {
+// A heldLease describes a lease of this process.
+type heldLease struct {
+	driver.Holder
+	key  string
+	mode driver.Mode
+}
+
+// leasesOf returns the connection's leases that match and are not being released.
+func (c *conn) leasesOf(match func(*lease) bool) (all []heldLease) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, l := range c.held {
 		for ; l != nil; l = l.next {
-			if l.leaving == nil && match(l) {
-				all = append(all, *l)
+			if !l.leaving && match(l) {
+				h := driver.Holder{Owner: l.owner, Fence: l.fence, Since: l.since, TTL: max(0, time.Until(driver.Expires(l.start, l.ttl)))}
+				all = append(all, heldLease{h, l.key, l.mode})
 			}
 		}
 	}
 	return all
-}
-
-// holder describes a lease of this process.
-func (l *lease) holder() driver.Holder {
-	return driver.Holder{Owner: l.owner, Fence: l.fence, Since: l.since, TTL: max(0, time.Until(driver.Expires(l.start, l.ttl)))}
 }
 
 // pid returns the id of the server process, and zero if the connection is not open.
@@ -222,8 +226,8 @@ func (b *Backend) List(ctx context.Context, prefix string, yield func(*driver.St
 				st = &driver.State{Key: l.key, Mode: l.mode}
 				states[l.key] = st
 			}
-			st.Fence = max(st.Fence, l.fence)
-			st.Holders = append(st.Holders, l.holder())
+			st.Fence = max(st.Fence, l.Fence)
+			st.Holders = append(st.Holders, l.Holder)
 		}
 	}
 	for _, st := range states {

@@ -11,22 +11,37 @@ import (
 	"github.com/redlock-go/redlock/drivers/postgres/internal/advisory"
 )
 
-// A lease is one owner's lock, or its request for the lock. The connection's mutex guards its
-// fields from the grant on.
-type lease struct {
+// A want is what a caller asks for.
+type want struct {
 	number advisory.Number
 	key    string
 	owner  string
 	mode   driver.Mode
 	ttl    time.Duration
+}
 
+// A lease is one attempt to lock, and the lock if that is granted. The connection's mutex guards its
+// fields.
+type lease struct {
+	want
 	c       *conn
 	fence   uint64
 	start   time.Time // Expires counts from here
 	since   time.Time // when it was granted
 	next    *lease    // another shared lease of the same lock
-	leaving *op       // its unlock; nil: none yet
-	expired bool      // it was not renewed, and the driver unlocked it
+	taking  op        // its lock
+	freeing op        // its unlock, if it is leaving
+	leaving bool
+	expired bool          // it was not renewed, and the driver unlocked it
+	woken   chan struct{} // wakes its caller; nil: no caller waits for another goroutine
+}
+
+// signal wakes the caller; the connection's mutex is held.
+func (l *lease) signal() {
+	select {
+	case l.woken <- struct{}{}:
+	default: // there is no caller, or a signal already
+	}
 }
 
 // grant returns the grant as of the last success. All leases of a connection have the same channel
@@ -43,25 +58,45 @@ func (l *lease) grant() driver.Grant {
 // yet: many leases that are renewed one by one cost together one statement every twentieth of the
 // TTL.
 func (l *lease) renew(call *base.Call, r *driver.Renewal) (driver.Grant, error) {
-	c, class, called := l.c, classOf(r.TTL), time.Now()
-	c.mu.Lock()
-	defer c.mu.Unlock()
+	c, called := l.c, time.Now()
 	for newest := called.Add(-r.TTL / 20); ; newest = called {
-		switch {
-		case c.end != nil:
-			return driver.Grant{}, fmt.Errorf("%w: %w", driver.ErrLost, c.end)
-		case l.leaving != nil:
-			return driver.Grant{}, driver.ErrLost
-		case c.known >= class && c.answered.After(l.start) && !c.answered.Before(newest):
-			l.start, l.ttl = c.answered, r.TTL
-			return l.grant(), nil
+		c.mu.Lock()
+		g, err := l.renewed(r.TTL, newest)
+		if g.Lost != nil || err != nil {
+			c.mu.Unlock()
+			return g, err
 		}
-		o := c.newOp(l, r.TTL)
+		o := &op{l: l, class: classOf(r.TTL)}
 		c.queue.beats = append(c.queue.beats, o)
 		c.flush()
-		if err := c.await(call, o); err != nil && c.end == nil {
-			return driver.Grant{}, err
+		if err := c.await(call, o); err != nil && !c.ended() {
+			return g, err
 		}
+	}
+}
+
+// renewed extends the lease if the server has answered anything since newest; the mutex is held.
+func (l *lease) renewed(ttl time.Duration, newest time.Time) (driver.Grant, error) {
+	c := l.c
+	switch {
+	case c.end != nil:
+		return driver.Grant{}, fmt.Errorf("%w: %w", driver.ErrLost, c.end)
+	case l.leaving:
+		return driver.Grant{}, driver.ErrLost
+	case c.known >= classOf(ttl) && c.answered.After(l.start) && !c.answered.Before(newest):
+		l.start, l.ttl = c.answered, ttl
+		return l.grant(), nil
+	}
+	return driver.Grant{}, nil
+}
+
+// ended reports whether the connection has ended.
+func (c *conn) ended() bool {
+	select {
+	case <-c.lost:
+		return true
+	default:
+		return false
 	}
 }
 
@@ -74,41 +109,41 @@ const overTimeout = time.Second / 2
 func (l *lease) release(call *base.Call) error {
 	c := l.c
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	if !time.Now().Before(driver.Expires(l.start, l.ttl)) {
-		call = call.Within(overTimeout)
-		defer call.End()
+	if c.end != nil && !l.leaving { // else an unlock may have been answered before the end
+		c.mu.Unlock()
+		return l.afterEnd(call)
 	}
-	if c.end == nil || l.leaving != nil { // an unlock may have been answered before the end
-		o := c.unlock(l)
-		c.flush()
-		err := c.await(call, o)
-		switch {
-		case err == nil && l.expired:
-			return driver.ErrLost
-		case err == nil, err == driver.ErrLost, c.end == nil: //nolint:errorlint // set by unlocked, never wrapped
-			return err
-		}
+	c.unlock(l)
+	o := &l.freeing
+	o.by, _ = call.Deadline()
+	if now := time.Now(); !now.Before(driver.Expires(l.start, l.ttl)) && o.by.Sub(now) > overTimeout {
+		o.by = now.Add(overTimeout)
+	}
+	c.flush()
+	err := c.await(call, o)
+	switch {
+	case err == nil && l.expired:
+		return driver.ErrLost
+	case err == nil, err == driver.ErrLost, !c.ended(): //nolint:errorlint // set by unlocked, never wrapped
+		return err
 	}
 	return l.afterEnd(call)
 }
 
-// afterEnd is release after the connection's end; the mutex is held. The server frees the locks when
-// it notices the end, or after the session's timeout since the last message that it received. The
-// client does not know when that was, so afterEnd asks the server.
+// afterEnd is release after the connection's end. The server frees the locks when it notices the
+// end, or after the session's timeout since the last message that it received. The client does not
+// know when that was, so afterEnd asks the server.
 func (l *lease) afterEnd(ctx context.Context) error {
 	c := l.c
-	if errors.Is(c.end, driver.ErrClosed) {
+	end, fatal := c.whyEnded()
+	if errors.Is(end, driver.ErrClosed) {
 		return driver.ErrLost
 	}
-	fatal := c.fatal
-	c.mu.Unlock()
-	defer c.mu.Lock()
 	if fatal { // the end comes within a second
 		<-c.closed
 	}
 	if !c.lockFreed(ctx) {
-		return fmt.Errorf("the lock stays until the server notices that its session has ended: %w", c.end)
+		return fmt.Errorf("the lock stays until the server notices that its session has ended: %w", end)
 	}
 	return driver.ErrLost
 }

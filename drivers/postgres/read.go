@@ -1,6 +1,7 @@
 package postgres
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -11,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgproto3"
 
 	"github.com/redlock-go/redlock/driver/base"
+	"github.com/redlock-go/redlock/drivers/postgres/internal/wire"
 )
 
 // One goroutine at a time reads the answers. The caller that sends a round reads its answer, because
@@ -19,21 +21,58 @@ import (
 // while, so that its end is noticed.
 
 // await waits until o is answered or the call ends, and returns the error of either. The mutex is
-// held before and after.
+// held before, and not after: those that were answered together would wait for each other.
 func (c *conn) await(call *base.Call, o *op) error {
-	lead := !c.reading && c.end == nil && len(c.round) > 0
-	c.reading = c.reading || lead
+	if o.by.IsZero() {
+		o.by, _ = call.Deadline()
+	}
+	lead := !c.reading && len(c.round) > 0 && !o.answered.Load()
+	if lead {
+		c.reading, c.reader = true, o
+	} else if o.l.woken == nil {
+		o.l.woken = make(chan struct{}, 1)
+	}
 	c.mu.Unlock()
 	if lead {
 		c.read(call, o)
 	}
-	err := call.Await(o.done)
+	for !lead && !o.answered.Load() {
+		select {
+		case <-o.l.woken:
+		case <-call.Caller().Done():
+		}
+		if !o.answered.Load() && o.late(call) != nil {
+			break
+		}
+	}
+	if o.answered.Load() { // even if the call has ended, too
+		return o.err
+	}
 	c.mu.Lock()
-	if o.answered() { // even if the call has ended, too
+	defer c.mu.Unlock()
+	if o.answered.Load() {
 		return o.err
 	}
 	o.gone = true
-	return err
+	return cmp.Or(o.late(call), errLate)
+}
+
+// late returns why the call waits no longer; nil: it does.
+func (o *op) late(call *base.Call) error {
+	if err := call.Over(); err != nil {
+		return err
+	}
+	if !time.Now().Before(o.by) {
+		return errLate
+	}
+	return nil
+}
+
+// wake wakes the caller of o; the mutex is held.
+func (c *conn) wake(o *op) {
+	if o.l.signal(); c.reading && c.reader == o {
+		c.w.Interrupt()
+	}
 }
 
 // readOn starts a goroutine that reads, if none does; the mutex is held.
@@ -41,17 +80,13 @@ func (c *conn) readOn() {
 	if c.reading || c.end != nil || c.w == nil {
 		return
 	}
-	c.reading = c.b.calls.Go(func(context.Context) { c.read(nil, nil) })
+	c.reading, c.reader = c.b.calls.Go(func(context.Context) { c.read(nil, nil) }), nil
 }
 
 // read reads until o is answered or the call ends, or, without them, until the round is answered.
 func (c *conn) read(call *base.Call, o *op) {
-	if call != nil { // Close ends the connection
-		by, _ := call.Deadline()
-		defer time.AfterFunc(time.Until(by), c.w.Interrupt).Stop()
-		if call.Caller().Done() != nil {
-			defer context.AfterFunc(call.Caller(), c.w.Interrupt)()
-		}
+	if call != nil && call.Caller().Done() != nil { // Close ends the connection
+		defer context.AfterFunc(call.Caller(), c.w.Interrupt)()
 	}
 	for c.message(call, o) {
 	}
@@ -60,8 +95,13 @@ func (c *conn) read(call *base.Call, o *op) {
 // message reads and handles the server's next message, and reports whether to read on.
 func (c *conn) message(call *base.Call, o *op) bool {
 	m, err := c.w.Receive()
-	switch m.(type) {
-	case *pgproto3.DataRow, *pgproto3.ErrorResponse, *pgproto3.ReadyForQuery, nil:
+	switch m := m.(type) {
+	case *pgproto3.DataRow:
+		if len(m.Values) > 0 {
+			c.values = append(c.values, wire.Value(m.Values[0]))
+		}
+		return true
+	case *pgproto3.ErrorResponse, *pgproto3.ReadyForQuery, nil:
 	default:
 		return true
 	}
@@ -69,20 +109,17 @@ func (c *conn) message(call *base.Call, o *op) bool {
 	defer c.mu.Unlock()
 	over := false
 	switch m := m.(type) {
-	case *pgproto3.DataRow:
-		if len(c.round) > 0 && len(m.Values) > 0 {
-			c.round[0].row(m.Values[0])
-		}
 	case *pgproto3.ErrorResponse:
 		c.serverError(pgconn.ErrorResponseToPgError(m))
 	case *pgproto3.ReadyForQuery:
 		c.ready()
-		over = len(c.round) == 0 || o != nil && o.answered()
+		c.values = c.values[:0]
+		over = len(c.round) == 0 || o != nil && o.answered.Load()
 	default:
 		switch {
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			c.w.Resume()
-			over = o != nil && (o.answered() || call.Over() != nil)
+			over = o != nil && (o.answered.Load() || o.late(call) != nil)
 		case errors.Is(err, io.ErrUnexpectedEOF):
 			c.fail(errors.New("the server closed the connection"))
 		default:

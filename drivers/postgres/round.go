@@ -3,12 +3,12 @@ package postgres
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/drivers/postgres/internal/advisory"
 	"github.com/redlock-go/redlock/drivers/postgres/internal/verdict"
-	"github.com/redlock-go/redlock/drivers/postgres/internal/wire"
 )
 
 const beat = "SELECT pg_backend_pid()"
@@ -16,8 +16,6 @@ const beat = "SELECT pg_backend_pid()"
 // maxRound bounds the unlocks, and the locks, of one round, and so the size of a message and the
 // time that the server spends on it.
 const maxRound = 256
-
-func (st *statement) row(v []byte) { st.values = append(st.values, wire.Value(v)) }
 
 // tell is the statement that sets the session's timeout.
 func tell(class time.Duration) *statement {
@@ -33,6 +31,7 @@ func (c *conn) plan() (out []*statement) {
 	n, m := min(len(q.unlocks), maxRound), min(len(q.locks), maxRound)
 	unlocks, locks, beats := q.unlocks[:n:n], q.locks[:m:m], q.beats
 	q.unlocks, q.locks, q.beats = q.unlocks[n:], q.locks[m:], nil
+	guarded := time.Now().Before(c.server.notBefore)
 	var unlock, lock [2][]*op // by mode
 	for _, o := range unlocks {
 		if l := o.l; c.held[l.number] != l || l.next != nil { // not the last of several shared leases
@@ -50,10 +49,10 @@ func (c *conn) plan() (out []*statement) {
 	for _, o := range locks {
 		l := o.l
 		first := c.firsts[l.number]
-		switch held := c.refusal(l); {
+		switch held := c.refusal(&l.want); {
 		case o.gone:
 			continue
-		case time.Now().Before(c.server.notBefore):
+		case guarded:
 			o.finish(c.server.guarded())
 			continue
 		case held != nil:
@@ -83,10 +82,10 @@ func (c *conn) plan() (out []*statement) {
 		}
 	}
 	for mode := range unlock {
-		out = c.batch(out, unlock[mode], true)
+		out = c.batch(out, driver.Mode(mode), true, unlock[mode])
 	}
 	for mode := range lock {
-		out = c.batch(out, lock[mode], false)
+		out = c.batch(out, driver.Mode(mode), false, lock[mode])
 	}
 	for _, o := range again {
 		out = append(out, &statement{sql: c.b.sql.Again(o.l.number), ops: []*op{o}, do: (*conn).locked})
@@ -100,11 +99,11 @@ func (c *conn) plan() (out []*statement) {
 	return out
 }
 
-// refusal returns a HeldError if a lease of this connection excludes l. Advisory locks are
+// refusal returns a HeldError if a lease of this connection excludes w. Advisory locks are
 // reentrant within a session, even from shared to exclusive: the server would grant a lock twice.
-func (c *conn) refusal(l *lease) *driver.HeldError {
-	for h := c.held[l.number]; h != nil; h = h.next {
-		if h.leaving == nil && (h.mode == driver.Exclusive || l.mode == driver.Exclusive) {
+func (c *conn) refusal(w *want) *driver.HeldError {
+	for h := c.held[w.number]; h != nil; h = h.next {
+		if !h.leaving && (h.mode == driver.Exclusive || w.mode == driver.Exclusive) {
 			return &driver.HeldError{Holder: h.owner, Since: h.since, Clock: time.Now()}
 		}
 	}
@@ -114,7 +113,7 @@ func (c *conn) refusal(l *lease) *driver.HeldError {
 // leaving reports whether the connection is unlocking this lock.
 func (c *conn) leaving(n advisory.Number) bool {
 	h := c.held[n]
-	for ; h != nil && h.leaving != nil; h = h.next {
+	for ; h != nil && h.leaving; h = h.next {
 	}
 	return h == nil && c.held[n] != nil
 }
@@ -123,28 +122,26 @@ func (s *server) guarded() error {
 	return &driver.RefusedError{RetryAfter: time.Until(s.notBefore), Reason: "postgres: the server was started less than the restart guard ago, and may have forgotten locks"}
 }
 
-// batch appends the statements for requests of one kind and mode: one statement for all keys
-// with a plain number.
-func (c *conn) batch(out []*statement, ops []*op, unlock bool) []*statement {
+// batch appends the statements for requests of one kind and mode: one for all keys with a plain
+// number, and one for each other.
+func (c *conn) batch(out []*statement, mode driver.Mode, unlock bool, ops []*op) []*statement {
 	do := (*conn).locked
 	if unlock {
 		do = (*conn).unlocked
 	}
-	var many []*op
-	var numbers []advisory.Number
-	for _, o := range ops {
-		n, mode := o.l.number, o.l.mode
-		switch {
-		case len(ops) > 1 && !n.Pair:
-			many, numbers = append(many, o), append(numbers, n)
-		case unlock:
-			out = append(out, &statement{sql: n.Unlock(mode), ops: []*op{o}, do: do})
-		default:
-			out = append(out, &statement{sql: c.b.sql.Try(n, mode), ops: []*op{o}, do: do})
+	many := slices.DeleteFunc(ops, func(o *op) bool {
+		if !o.l.number.Pair {
+			return false
 		}
-	}
+		st := &statement{sql: c.b.sql.Try(o.l.number, mode), ops: []*op{o}, do: do}
+		if unlock {
+			st.sql = o.l.number.Unlock(mode)
+		}
+		out = append(out, st)
+		return true
+	})
 	if len(many) > 0 {
-		out = append(out, &statement{sql: advisory.Many(many[0].l.mode, unlock, numbers), ops: many, do: do})
+		out = append(out, &statement{sql: advisory.Many(mode, unlock, len(many), func(i int) int64 { return many[i].l.number.ID }), ops: many, do: do})
 	}
 	return out
 }
@@ -155,8 +152,9 @@ func (c *conn) batch(out []*statement, ops []*op, unlock bool) []*statement {
 func (c *conn) locked(st *statement) {
 	switch {
 	case st.err == nil && len(st.values) == len(st.ops):
+		now := time.Now()
 		for i, o := range st.ops {
-			c.decide(o, st.values[i], st.sent)
+			c.decide(o, st.values[i], st.sent, now)
 		}
 		return
 	case st.err == nil:
@@ -173,7 +171,7 @@ func (c *conn) locked(st *statement) {
 	refuse := func(c *conn) {
 		for _, o := range st.ops {
 			delete(c.firsts, o.l.number)
-			finish([]*op{o}, err)
+			o.finish(err)
 		}
 	}
 	if unlocks == "" {
@@ -196,23 +194,25 @@ func (c *conn) cleanUp(unlocks string, ops []*op, then func(*conn)) {
 }
 
 // decide answers a request: with a token it is granted, without one refused.
-func (c *conn) decide(o *op, token int64, sent time.Time) {
+func (c *conn) decide(o *op, token int64, sent, now time.Time) {
 	l := o.l
 	delete(c.firsts, l.number)
 	if token <= 0 {
-		finish([]*op{o}, &driver.HeldError{Server: c.server.id})
+		o.finish(&driver.HeldError{Server: c.server.id})
 		return
 	}
-	c.queue.locks = append(o.also, c.queue.locks...) // they see this lease
-	o.also = nil
-	c.grant(l, token, sent)
+	if len(o.also) > 0 {
+		c.queue.locks = append(o.also, c.queue.locks...) // they see this lease
+		o.also = nil
+	}
+	c.grant(l, token, sent, now)
 	// Give it back if it is over, its caller has gone, or the session's timeout is too short
 	// for it.
 	err := error(nil)
 	switch {
 	case l.fence > driver.MaxFence:
 		err = c.b.noToken()
-	case o.gone || !time.Now().Before(driver.Expires(sent, l.ttl)) || c.known < o.class:
+	case o.gone || !now.Before(driver.Expires(sent, l.ttl)) || c.known < o.class:
 		err = errLate
 	}
 	if err != nil {
@@ -222,8 +222,8 @@ func (c *conn) decide(o *op, token int64, sent time.Time) {
 }
 
 // grant enters a lease that was requested at sent.
-func (c *conn) grant(l *lease, token int64, sent time.Time) {
-	l.c, l.start, l.since = c, sent, time.Now()
+func (c *conn) grant(l *lease, token int64, sent, now time.Time) {
+	l.c, l.start, l.since = c, sent, now
 	if c.b.schema != "" {
 		if l.fence = uint64(token); l.fence <= driver.MaxFence {
 			c.b.sawToken(l.fence)

@@ -57,23 +57,23 @@ func (b *Backend) expected(n advisory.Number) (seen *driver.HeldError, writer bo
 }
 
 // heat notes that a lock was refused, and that so many more callers wait for it.
-func (b *Backend) heat(l *lease, seen *driver.HeldError, waiters int) *hotKey {
+func (b *Backend) heat(w *want, seen *driver.HeldError, waiters int) *hotKey {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	k := b.hot[l.number]
+	k := b.hot[w.number]
 	if k == nil {
 		if len(b.hot) >= hotKeys {
 			maps.DeleteFunc(b.hot, func(_ advisory.Number, k *hotKey) bool { return k.waiters == 0 })
 		}
 		k = &hotKey{turn: make(chan struct{}, 1)}
 		k.turn <- struct{}{}
-		b.hot[l.number] = k
+		b.hot[w.number] = k
 	}
 	if seen != nil {
 		k.refused, k.seen = time.Now(), seen
 	}
 	k.waiters += waiters
-	if l.mode == driver.Exclusive {
+	if w.mode == driver.Exclusive {
 		k.writers += waiters
 	}
 	return k
@@ -91,65 +91,64 @@ func (b *Backend) isSlow(k *hotKey, over bool) bool {
 
 // wait waits in the server's queue. Of the callers for one lock, which are served in the order
 // of their arrival, only the first waits there. Without a connection for it, it polls.
-func (b *Backend) wait(call *base.Call, l *lease, seen *driver.HeldError) error {
-	k := b.heat(l, nil, 1)
-	defer b.heat(l, nil, -1)
-	err := call.Await(k.turn)
-	if err == nil {
+func (b *Backend) wait(call *base.Call, w *want, seen *driver.HeldError) (l *lease, err error) {
+	k := b.heat(w, nil, 1)
+	defer b.heat(w, nil, -1)
+	if err = call.Await(k.turn); err == nil {
 		defer func() { k.turn <- struct{}{} }()
 		err = driver.ErrHeld
 	}
 	for told := false; call.Err() == nil && (errors.Is(err, driver.ErrHeld) || errors.Is(err, errEnded)); {
-		c, full := b.reserve(classOf(l.ttl))
+		c, full := b.reserve(classOf(w.ttl))
 		if full && !told {
 			told = true
-			b.report(driver.Notice{Kind: driver.NoticeDegraded, Key: l.key, Detail: fmt.Sprintf("more keys are waited for than there are connections for waiting (max_conns=%d): keys without one are polled", b.opt.MaxConns)})
+			b.report(driver.Notice{Kind: driver.NoticeDegraded, Key: w.key, Detail: fmt.Sprintf("more keys are waited for than there are connections for waiting (max_conns=%d): keys without one are polled", b.opt.MaxConns)})
 		}
 		if c != nil {
-			err = b.waitOn(call, c, l, k)
+			l, err = b.waitOn(call, c, w, k)
+			err = call.Failed(err)
 		}
 		if c == nil || errors.Is(err, driver.ErrHeld) { // another key's turn
-			err = b.poll(call, l)
+			l, err = b.poll(call, w)
 		}
 	}
 	if over := call.Over(); err != nil && errors.Is(over, driver.ErrClosed) {
-		return over
+		return nil, over
 	} else if err != nil && over != nil {
-		return fmt.Errorf("%w: %w", over, seen) // with the last refusal
+		return nil, fmt.Errorf("%w: %w", over, seen) // with the last refusal
 	}
-	return err
+	return l, err
 }
 
 // poll makes an attempt at the next multiple of pollEvery.
-func (b *Backend) poll(call *base.Call, l *lease) error {
+func (b *Backend) poll(call *base.Call, w *want) (*lease, error) {
 	b.polled.Store(time.Now().UnixNano())
 	t := time.NewTimer(pollEvery - time.Duration(time.Now().UnixNano())%pollEvery)
 	defer t.Stop()
 	select {
 	case <-t.C:
+		return b.try(call.Caller(), w)
 	case <-call.Done():
-		return call.Over()
+		return nil, call.Over()
 	}
-	try := call.Within(patience(l.ttl))
-	defer try.End()
-	return b.try(try, l)
 }
 
 // waitOn waits on a reserved connection, until the lock is granted or the call ends. If other callers
 // want the connection it returns ErrHeld after a slice.
-func (b *Backend) waitOn(call *base.Call, c *conn, l *lease, k *hotKey) error {
+func (b *Backend) waitOn(call *base.Call, c *conn, w *want, k *hotKey) (*lease, error) {
 	if err := call.Await(c.opened); err != nil {
 		c.free()
-		return err
+		return nil, err
 	}
 	for over := false; ; over = true {
+		l := &lease{want: *w}
 		err := c.slice(call, l, b.isSlow(k, over))
 		if !errors.Is(err, driver.ErrHeld) {
-			return err
+			return l, err
 		}
 		if call.Err() != nil || time.Now().UnixNano()-b.polled.Load() < int64(4*pollEvery) {
 			c.free()
-			return err
+			return nil, err
 		}
 	}
 }
@@ -184,16 +183,12 @@ func (c *conn) leave(locked bool) {
 // wait; the lease counts from the sending of the slice.
 func (c *conn) slice(call *base.Call, l *lease, show bool) error {
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	switch {
-	case c.end != nil:
-		return errEnded
-	case time.Now().Before(c.server.notBefore):
-		c.leave(false)
-		return c.server.guarded()
+	if err := c.mayWait(); err != nil {
+		c.mu.Unlock()
+		return err
 	}
-	l.c = c
-	o := c.newOp(l, l.ttl)
+	o := &l.taking
+	l.c, l.taking = c, op{l: l, class: classOf(l.ttl)}
 	var out []*statement
 	if c.class = o.class; c.told != o.class {
 		out = append(out, tell(o.class))
@@ -205,26 +200,42 @@ func (c *conn) slice(call *base.Call, l *lease, show bool) error {
 	return c.await(call, o)
 }
 
+// mayWait returns why a reserved connection cannot wait; the mutex is held.
+func (c *conn) mayWait() error {
+	switch {
+	case c.end != nil:
+		return errEnded
+	case time.Now().Before(c.server.notBefore):
+		c.leave(false)
+		return c.server.guarded()
+	}
+	return nil
+}
+
 // sliceEnded handles the answer to a slice: a token, or null. A grant late in the lease's time is
 // confirmed by a round trip, from which it then counts.
 func (c *conn) sliceEnded(st *statement) {
-	o := st.ops[0]
-	if o.l.mode == driver.Exclusive && len(st.values) == 2 {
-		c.shows = st.values[0] == 1
-		st.values = st.values[1:]
+	o, values := st.ops[0], st.values
+	if o.l.mode == driver.Exclusive && len(values) == 2 {
+		c.shows = values[0] == 1
+		values = values[1:]
 	}
 	switch {
 	case st.err != nil: // the connection may have the lock nevertheless, and no other
 		c.leave(true)
 		o.finish(verdict.Of(st.err.Code, st.err, c.server.perTransaction))
-	case len(st.values) != 1:
+		return
+	case len(values) != 1:
 		c.fail(errors.New("a wait ended without a value"), o)
+		return
+	}
+	switch token := values[0]; {
 	case o.gone:
-		c.leave(st.values[0] > 0)
-	case st.values[0] <= 0:
+		c.leave(token > 0)
+	case token <= 0:
 		o.finish(&driver.HeldError{})
 	case time.Since(st.sent) < o.l.ttl/4:
-		c.granted(o, st.values[0], st.sent)
+		c.granted(o, token, st.sent)
 	default:
 		confirm := tell(o.class)
 		confirm.ops, confirm.do = st.ops, func(c *conn, confirmed *statement) {
@@ -233,7 +244,7 @@ func (c *conn) sliceEnded(st *statement) {
 				o.finish(errLate)
 				return
 			}
-			c.granted(o, st.values[0], confirmed.sent)
+			c.granted(o, token, confirmed.sent)
 		}
 		c.write(confirm)
 	}
@@ -246,5 +257,5 @@ func (c *conn) granted(o *op, token int64, sent time.Time) {
 		c.shows = false
 		c.cleanUp(o.l.number.UnlockWriters(), nil, func(*conn) {})
 	}
-	c.decide(o, token, sent)
+	c.decide(o, token, sent, time.Now())
 }

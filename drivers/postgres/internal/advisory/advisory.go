@@ -143,7 +143,7 @@ func (q Queries) Try(n Number, mode driver.Mode) string {
 	if n.Pair {
 		return "SELECT " + q.lock(mode, n.Args(), pairArgs(n.writers()))
 	}
-	return "EXECUTE " + stLock[mode] + "(" + n.Args() + ")"
+	return execute(stLock[mode], n.ID)
 }
 
 // Unlock is the statement that gives one lock back.
@@ -151,7 +151,7 @@ func (n Number) Unlock(mode driver.Mode) string {
 	if n.Pair {
 		return "SELECT " + unlock(mode, n.Args())
 	}
-	return "EXECUTE " + stUnlock[mode] + "(" + n.Args() + ")"
+	return execute(stUnlock[mode], n.ID)
 }
 
 // Again is the statement for one more shared lease of a lock that the session shares already: a
@@ -163,22 +163,31 @@ func (n Number) UnlockWriters() string {
 	return "SELECT pg_advisory_unlock(" + pairArgs(n.writers()) + ")"
 }
 
-// Many returns the statement that asks for several locks of one mode, or releases them. The
-// numbers are no pairs.
-func Many(mode driver.Mode, release bool, numbers []Number) string {
-	names := stLock
+// Many returns the statement that asks for n locks of one mode, or releases them. Their numbers are
+// no pairs.
+func Many(mode driver.Mode, release bool, n int, number func(i int) int64) string {
+	name := stLock[mode]
 	if release {
-		names = stUnlock
+		name = stUnlock[mode]
 	}
-	b := make([]byte, 0, 24+20*len(numbers))
-	b = append(append(append(b, "EXECUTE "...), names[mode]...), "s('{"...)
-	for i, n := range numbers {
+	if n == 1 {
+		return execute(name, number(0))
+	}
+	b := make([]byte, 0, 24+21*n)
+	b = append(append(append(b, "EXECUTE "...), name...), "s('{"...)
+	for i := range n {
 		if i > 0 {
 			b = append(b, ',')
 		}
-		b = strconv.AppendInt(b, n.ID, 10)
+		b = strconv.AppendInt(b, number(i), 10)
 	}
 	return string(append(b, "}')"...))
+}
+
+// execute returns the statement that executes a prepared one for one lock.
+func execute(name string, number int64) string {
+	b := append(append(append(make([]byte, 0, 64), "EXECUTE "...), name...), '(')
+	return string(append(strconv.AppendInt(b, number, 10), ')'))
 }
 
 // A wait is a sequence of slices on a connection of its own: statements that each wait in the
