@@ -19,6 +19,7 @@ var (
 	mdLink     = regexp.MustCompile(`\]\(([^)#:]*)(#[^)]*)?\)`)
 	mdHeading  = regexp.MustCompile(`(?m)^#+ (.*)$`)
 	notAnchor  = regexp.MustCompile(`[^\p{L}\p{N}_ -]`)
+	figure     = regexp.MustCompile(`[\d.]+ (?:µs|ms|×|[A-Z]\w+ 20\d\d)`)
 	uses       = regexp.MustCompile(`uses: (.*)`)
 	pinned     = regexp.MustCompile(`^[\w/-]+@[0-9a-f]{40} # v[\d.]+$`)
 )
@@ -97,6 +98,30 @@ func TestDocuments(t *testing.T) {
 	}
 	if len(tests) < 500 || len(suite) < 50 || len(documents) < 15 {
 		t.Errorf("%d tests, %d cases and %d documents were found", len(tests), len(suite), len(documents))
+	}
+}
+
+// TestReadmesFiguresAreOfOneRun checks that the performance page, which one run of the benchmark makes, has
+// each figure of README's section on speed, and its date.
+func TestReadmesFiguresAreOfOneRun(t *testing.T) {
+	words := func(path string) string {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.Join(strings.Fields(strings.ReplaceAll(string(text), "<br>", " ")), " ")
+	}
+	_, section, _ := strings.Cut(words("../README.md"), "## How fast? ")
+	section, _, _ = strings.Cut(section, " ## ")
+	page := " " + words("../.github/docs/performance.md")
+	figures := figure.FindAllString(section, -1)
+	if len(figures) < 5 {
+		t.Errorf("README has the figures %q", figures)
+	}
+	for _, f := range figures {
+		if !strings.Contains(page, " "+f) {
+			t.Errorf("the performance page lacks README's %q", f)
+		}
 	}
 }
 

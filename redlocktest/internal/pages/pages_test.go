@@ -13,15 +13,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/dlock/fence"
-	"github.com/redlock-go/redlock/drivers/goredis"
 )
 
 var (
-	_ = []any{withDlock, nightly, elect, follow, save, stop, degrade, open}
+	_ = []any{follow, save, stop, degrade, open}
 
 	block = regexp.MustCompile("(?s)```go\n(.*?)```")
 )
@@ -77,29 +74,7 @@ func flat(t *testing.T, file string) string {
 	return plain(string(text))
 }
 
-func work(ctx context.Context) error { return ctx.Err() }
-func run(ctx context.Context) error  { return ctx.Err() }
-
-func withDlock(ctx context.Context, client redis.UniversalClient) error {
-	backend, err := goredis.New(client, nil) // once for the program
-	if err != nil {
-		return err
-	}
-	locks, err := dlock.New(backend)
-	if err != nil {
-		return err
-	}
-	defer locks.Close() //nolint:errcheck // an example
-	return dlock.Do(ctx, locks, "nightly", work)
-}
-
-func nightly(ctx context.Context, locks *dlock.Client) error {
-	return dlock.Do(ctx, locks, "nightly", work) // the context of work ends with the lease
-}
-
-func elect(ctx context.Context, locks *dlock.Client) error {
-	return dlock.Elect(ctx, locks, "scheduler", work) // again after a loss; work's return resigns
-}
+func run(ctx context.Context) error { return ctx.Err() }
 
 func follow(ctx context.Context, locks *dlock.Client) {
 	for ; ctx.Err() == nil; time.Sleep(time.Second) {
