@@ -21,8 +21,8 @@ type client struct {
 	once  bool // it never retries: after a dial error nothing was sent
 	own   bool // Close closes it
 
-	reloading atomic.Pointer[reloading] // the reload that is under way
-	reloaded  atomic.Int64              // when the last reload ended, as a Unix time in ns
+	reloading atomic.Bool  // a reload is under way
+	reloaded  atomic.Int64 // when the last reload ended, as a Unix time in ns
 
 	secrets []string // the passwords that an error reply may quote
 }
@@ -31,7 +31,6 @@ var _ redisnode.Client = (*client)(nil)
 
 // Exec runs one call by itself and several as a pipeline.
 func (c *client) Exec(ctx context.Context, calls []*redisnode.Call) {
-	c.awaitReload(ctx)
 	if len(calls) == 1 && calls[0].Behind == "" && calls[0].Replicas == 0 {
 		cmd := c.command(ctx, calls[0])
 		_ = c.redis.Process(ctx, cmd) // cmd has the error
@@ -125,7 +124,7 @@ func (c *client) result(cmd *redis.Cmd) (any, error) {
 }
 
 // reload makes the library reload the slots of a Cluster in the background: after a node's error
-// it would use the old slots for up to a minute. The next calls wait for it a little.
+// it would use the old slots for up to a minute.
 //
 // The library asks one node after the other, in random order, and would wait for its read
 // timeout if the first is the one that hangs. So each attempt has a short limit, twice that of
@@ -140,13 +139,11 @@ func (c *client) reload(err error) {
 		!strings.HasPrefix(string(reply), "MASTERDOWN") && !strings.HasPrefix(string(reply), "MOVED") {
 		return
 	}
-	under := &reloading{make(chan struct{}), time.Now()}
-	if !c.reloading.CompareAndSwap(nil, under) {
+	if c.reloading.Swap(true) {
 		return
 	}
 	go func() {
-		defer close(under.done)
-		defer c.reloading.Store(nil)
+		defer c.reloading.Store(false)
 		for limit, over := leastReload, false; !over; limit *= 2 {
 			ctx, cancel := context.WithTimeout(context.Background(), limit)
 			_ = cluster.ForEachMaster(ctx, func(context.Context, *redis.Client) error { return nil }) // it begins with a reload
@@ -160,37 +157,7 @@ func (c *client) reload(err error) {
 const (
 	reloadPause = 50 * time.Millisecond // from the end of a reload until the next one
 	leastReload = 50 * time.Millisecond // the limit of the first attempt
-	mostAwaited = 4 * leastReload       // how long calls wait for a reload, counted from its start
 )
-
-// reloading is a reload of the slots.
-type reloading struct {
-	done  chan struct{} // closed at its end
-	begun time.Time
-}
-
-// awaitReload lets a reload that is under way end first, because the old slots may name a server
-// that hangs. Calls no longer wait for a reload that takes long, because they may be for other
-// servers.
-func (c *client) awaitReload(ctx context.Context) {
-	under := c.reloading.Load()
-	if under == nil {
-		return
-	}
-	most := mostAwaited - time.Since(under.begun)
-	if deadline, ok := ctx.Deadline(); ok {
-		most = min(most, time.Until(deadline)/2)
-	}
-	if most <= 0 {
-		return
-	}
-	limit := time.NewTimer(most)
-	defer limit.Stop()
-	select {
-	case <-under.done:
-	case <-limit.C:
-	}
-}
 
 // translate marks error replies, and errors of calls that were never sent.
 func (c *client) translate(err error) error {

@@ -5,10 +5,8 @@ import (
 	"crypto/tls"
 	"errors"
 	"net"
-	"os"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/valkey-io/valkey-go"
@@ -22,11 +20,7 @@ import (
 type client struct {
 	own     bool // made from options, on first use, and closed by Close
 	options valkey.ClientOption
-	call    time.Duration // the call timeout
 	conns   *resp.Conns
-
-	handshake atomic.Int64 // for how long the last connection waited for its first answer, in ns; 0: there was none
-	unmet     atomic.Int64 // connections in a row that got none
 
 	life context.Context // of its connections, if the driver made it
 	end  context.CancelFunc
@@ -40,8 +34,8 @@ type client struct {
 var _ redisnode.Client = (*client)(nil)
 
 // newClient returns a client that the driver makes. It connects at the first call.
-func newClient(options valkey.ClientOption, network string, call time.Duration, conns *resp.Conns) *client {
-	c := &client{own: true, options: options, call: call, conns: conns}
+func newClient(options valkey.ClientOption, network string, conns *resp.Conns) *client {
+	c := &client{own: true, options: options, conns: conns}
 	c.life, c.end = context.WithCancel(context.Background())
 	c.options.DialFn = func(addr string, d *net.Dialer, t *tls.Config) (net.Conn, error) { return c.dial(network, addr, d, t) }
 	return c
@@ -54,58 +48,22 @@ func (c *client) dial(network, addr string, d *net.Dialer, t *tls.Config) (net.C
 	if t != nil {
 		dial = (&tls.Dialer{NetDialer: d, Config: t}).DialContext
 	}
-	begun, limit := time.Now(), c.connectLimit()
-	ctx, cancel := context.WithTimeout(c.life, limit)
-	defer cancel()
-	conn, err := dial(ctx, network, addr)
+	conn, err := dial(c.life, network, addr)
 	if err != nil {
 		return nil, err
 	}
-	m := &mortal{Conn: c.conns.Check(conn), client: c, begun: begun}
-	m.forget = context.AfterFunc(c.life, func() { _ = conn.Close() }) // its users get the error
-	m.limit = time.AfterFunc(limit-time.Since(begun), func() {
-		if !m.met.Load() {
-			m.late.Store(true)
-			_ = conn.Close()
-		}
-	})
-	return m, nil
+	return &mortal{c.conns.Check(conn), c, context.AfterFunc(c.life, func() { _ = conn.Close() })}, nil
 }
 
-// allOfIt is after how many connections in a row without an answer the next one gets the
-// library's whole time.
-const allOfIt = 64
-
-// connectLimit is how long a connection may take to get its first answer. The library does not end
-// an attempt to connect with its call, and a server that hangs takes all of the library's time, though
-// another server may take its place meanwhile. So once a connection has stood it is a quarter of the
-// call timeout; more where the last one took long, and now and then for a server that has become slow.
-func (c *client) connectLimit() time.Duration {
-	most, usual := c.options.ConnWriteTimeout, time.Duration(c.handshake.Load())
-	if n := c.unmet.Add(1); usual == 0 || n%allOfIt == 0 {
-		return most
-	}
-	return min(max(c.call/4, 8*usual), most)
-}
-
-// mortal is a connection that ends with its client, or where it gets no answer in time.
+// mortal is a connection that ends with its client.
 type mortal struct {
 	net.Conn
 	client *client
 	forget func() bool
-	begun  time.Time
-	limit  *time.Timer
-	met    atomic.Bool // it has got an answer
-	late   atomic.Bool // it was closed because it got none in time
 }
 
 func (m *mortal) Read(p []byte) (int, error) {
 	n, err := m.Conn.Read(p)
-	if n > 0 && !m.met.Load() && m.met.CompareAndSwap(false, true) {
-		m.limit.Stop()
-		m.client.unmet.Store(0)
-		m.client.handshake.Store(max(1, int64(time.Since(m.begun))))
-	}
 	return n, m.cause(err)
 }
 
@@ -116,20 +74,14 @@ func (m *mortal) Write(p []byte) (int, error) {
 
 // cause names why a connection was closed here.
 func (m *mortal) cause(err error) error {
-	switch {
-	case !errors.Is(err, net.ErrClosed):
-		return err
-	case m.client.life.Err() != nil:
+	if errors.Is(err, net.ErrClosed) && m.client.life.Err() != nil {
 		return driver.ErrClosed
-	case m.late.Load():
-		return os.ErrDeadlineExceeded
 	}
 	return err
 }
 
 func (m *mortal) Close() error {
 	m.forget()
-	m.limit.Stop()
 	return m.Conn.Close()
 }
 

@@ -20,7 +20,7 @@ var _ driver.Driver = Driver{}
 // locks, which connects at the first call. Open's only I/O is reading certificates.
 func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 	node, err := redisnode.Open("valkey", cfg, func(t *redisurl.Target, conns *resp.Conns) redisnode.Client {
-		return newClient(options(t), t.Network, t.CallTimeout, conns)
+		return newClient(options(t), t.Network, conns)
 	})
 	if err != nil {
 		return nil, err

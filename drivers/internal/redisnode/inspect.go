@@ -3,7 +3,6 @@ package redisnode
 import (
 	"context"
 	"errors"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -113,31 +112,6 @@ func (n *Node) List(ctx context.Context, prefix string, yield func(*driver.State
 		return nil
 	}
 	return n.explain(prefix, err)
-}
-
-// LookupAll returns the states of keys, in their order. It takes one round trip for about 128
-// keys, or in a Cluster one for each key, and blocks a server as little as List. The states
-// have no Queue. Errors are those of Lookup.
-func (n *Node) LookupAll(ctx context.Context, keys []string) (all []*driver.State, err error) {
-	if n.closed.Load() {
-		return nil, driver.ErrClosed
-	}
-	look := func(s Server) error {
-		for some := range slices.Chunk(keys, lookupsAtOnce) {
-			states, err := n.lookups(ctx, s, some)
-			if err != nil {
-				return err
-			}
-			all = append(all, states...)
-		}
-		return nil
-	}
-	if n.cfg.Cluster {
-		err = look(nil) // each key has its own server
-	} else {
-		err = each(ctx, n.cfg.Client, &n.wg, look)
-	}
-	return all, n.explain("", err)
 }
 
 // lookups looks up keys at once with one script, or in a Cluster one after the other, because they may

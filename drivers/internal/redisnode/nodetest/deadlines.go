@@ -64,12 +64,6 @@ func (s *suite) cancelledInspection(t *testing.T) {
 				_, err := b.(driver.Inspector).Lookup(ctx, "k")
 				return err
 			},
-			"LookupAll": func(ctx context.Context, b driver.Backend) error {
-				_, err := b.(interface {
-					LookupAll(context.Context, []string) ([]*driver.State, error)
-				}).LookupAll(ctx, []string{"k", "l"})
-				return err
-			},
 			"List": func(ctx context.Context, b driver.Backend) error {
 				return b.(driver.Inspector).List(ctx, "", func(*driver.State) bool { return true })
 			},
