@@ -102,7 +102,7 @@ func (c *cutTrial) run(t *testing.T) bool {
 		return false // a machine so slow that the grant was over
 	}
 	start := time.Now()
-	p.StopAfter(c.direction, c.after, c.action)
+	p.Judge(c.direction, fault.AfterBytes(c.after, c.action))
 	ctx, cancel := context.WithTimeout(context.Background(), 2*cutTTL)
 	defer cancel()
 	var wg sync.WaitGroup

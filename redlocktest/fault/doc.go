@@ -5,7 +5,7 @@
 //
 //	p := fault.NewProxy(t, server.Addr())   // clients use p.Addr()
 //	p.RTT(2 * time.Millisecond)             // delays, with jitter if wanted
-//	p.DropReplies(1)                        // the next request takes effect, its reply is lost
+//	p.Judge(fault.ToClient, fault.Lose(1, fault.Mute)) // the next request takes effect, its reply is lost
 //	p.BlackHole()                           // accepts, and never answers
 //	p.Refuse()                              // connection refused
 //	p.Pause(); p.Resume()                   // a partition that heals

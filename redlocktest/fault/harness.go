@@ -37,7 +37,7 @@ func HarnessOf(addrs []string, open func(addrs []string) (driver.Backend, error)
 			Slow: func(b driver.Backend, d time.Duration) error {
 				return eachProxy(b, func(p *Proxy) { p.Delay(ToClient, d, 0) })
 			},
-			DropReply: func(b driver.Backend) error { return eachProxy(b, func(p *Proxy) { p.CutReplies(1) }) },
+			DropReply: func(b driver.Backend) error { return eachProxy(b, func(p *Proxy) { p.Judge(ToClient, Lose(1, Cut)) }) },
 			Reset:     func(b driver.Backend) error { return eachProxy(b, (*Proxy).CutAll) },
 		},
 	}

@@ -30,8 +30,9 @@ const (
 type Judge func(conn int64, chunk []byte) (pass int, then Action)
 
 // Lose returns a judge that discards the next n chunks, each on another connection, and applies
-// the action to these connections; n below 0: all chunks. A connection that lost bytes must not
-// deliver later ones, because they would be taken for the lost bytes.
+// the action to these connections; n below 0: all chunks. To the client, that loses replies: the
+// requests take effect. A connection that lost bytes must not deliver later ones, because they would
+// be taken for the lost bytes.
 func Lose(n int, then Action) Judge {
 	var mu sync.Mutex
 	return func(_ int64, chunk []byte) (int, Action) {

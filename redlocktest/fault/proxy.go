@@ -246,24 +246,12 @@ func (p *Proxy) HalfOpen(d Direction) {
 }
 
 // Judge calls a function for each chunk in this direction, on all connections; nil forwards
-// everything. It replaces earlier calls of Judge, DropReplies, CutReplies and
-// StopAfter for this direction.
+// everything. It replaces an earlier one for this direction.
 func (p *Proxy) Judge(d Direction, j Judge) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.conditions[d].judge = j
 }
-
-// DropReplies loses the next n replies: the requests take effect, and their clients wait on
-// connections that no longer deliver anything. n below 0: all replies from now on.
-func (p *Proxy) DropReplies(n int) { p.Judge(ToClient, Lose(n, Mute)) }
-
-// CutReplies is DropReplies, but it cuts the connection when the reply comes.
-func (p *Proxy) CutReplies(n int) { p.Judge(ToClient, Lose(n, Cut)) }
-
-// StopAfter lets n more bytes pass in this direction, counted over all connections, and then
-// applies the action to the connection of the last byte.
-func (p *Proxy) StopAfter(d Direction, n int64, then Action) { p.Judge(d, AfterBytes(n, then)) }
 
 // Restore ends all faults except delays and bandwidth. It cuts connections that have lost
 // bytes.

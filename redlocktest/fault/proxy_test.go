@@ -371,7 +371,7 @@ func TestPauseHoldsEverythingBackAndResumeDeliversIt(t *testing.T) {
 func TestADroppedReplyComesAfterTheEffectAndMutesItsConnection(t *testing.T) {
 	networks(t, func(t *testing.T, e *echo, p *Proxy) {
 		hit, other := dial(t, p), dial(t, p)
-		p.DropReplies(1)
+		p.Judge(ToClient, Lose(1, Mute))
 		silent(t, hit)
 		if got := receive(t, e.got, "the request"); got != "into the void" {
 			t.Errorf("the server got %q", got)
@@ -387,24 +387,35 @@ func TestADroppedReplyComesAfterTheEffectAndMutesItsConnection(t *testing.T) {
 	})
 }
 
-func TestStopAfterBytesEndsInTheMiddle(t *testing.T) {
-	e := newEcho(t, "tcp")
-	p := NewProxy(t, e.addr)
-	c := dial(t, p)
-	p.StopAfter(ToClient, 7, Mute)
-	must(t, c.SetDeadline(time.Now().Add(patience)))
-	_, err := io.WriteString(c, "abc\ndef\nghi\n")
-	must(t, err)
-	got := make([]byte, 7)
-	_, err = io.ReadFull(c.r, got)
-	must(t, err)
-	if string(got) != "abc\ndef" {
-		t.Errorf("the client got %q", got)
-	}
-	silent(t, c)
-	answered2 := dial(t, p)
-	if got, err := answered2.ask("more", patience); got != "more" || err != nil {
-		t.Errorf("another connection gets %q, %v", got, err)
+// TestAJudgeStopsInTheMiddle of a message, and does to the connection what it says.
+func TestAJudgeStopsInTheMiddle(t *testing.T) {
+	for then, ends := range map[Action]func(c *client){
+		Mute: func(c *client) { silent(t, c) },
+		Cut:  func(c *client) { isCut(t, c) },
+		End: func(c *client) {
+			if got, err := io.ReadAll(c.r); len(got) != 0 || err != nil {
+				t.Errorf("the client got %q, %v: not the end in order", got, err)
+			}
+		},
+	} {
+		e := newEcho(t, "tcp")
+		p := NewProxy(t, e.addr)
+		c := dial(t, p)
+		p.Judge(ToClient, AfterBytes(7, then))
+		must(t, c.SetDeadline(time.Now().Add(patience)))
+		_, err := io.WriteString(c, "abc\ndef\nghi\n")
+		must(t, err)
+		got := make([]byte, 7)
+		if _, err = io.ReadFull(c.r, got); then != Cut { // a reset may overtake the bytes
+			must(t, err)
+			if string(got) != "abc\ndef" {
+				t.Errorf("the client got %q", got)
+			}
+		}
+		ends(c)
+		if got, err := dial(t, p).ask("more", patience); got != "more" || err != nil {
+			t.Errorf("another connection gets %q, %v", got, err)
+		}
 	}
 }
 
@@ -441,7 +452,7 @@ func TestCloseEndsEverythingWhateverTheFault(t *testing.T) {
 		"delay":      func(p *Proxy) { p.Delay(ToServer, time.Hour, 0) },
 		"pause":      func(p *Proxy) { p.Pause() },
 		"black hole": func(p *Proxy) { p.BlackHole() },
-		"drop":       func(p *Proxy) { p.DropReplies(-1) },
+		"drop":       func(p *Proxy) { p.Judge(ToClient, Lose(-1, Mute)) },
 		"half open":  func(p *Proxy) { p.HalfOpen(ToClient) },
 	} {
 		e := newEcho(t, "tcp")
@@ -511,21 +522,5 @@ func checkBoundary(t *testing.T, b Boundary, m string) {
 		if n := b([]byte(m[:i])); n != 0 {
 			t.Errorf("%q of %q: %d, want 0", m[:i], m, n)
 		}
-	}
-}
-
-func TestEndTellsBothSidesThatNoMoreComes(t *testing.T) {
-	e := newEcho(t, "tcp")
-	p := NewProxy(t, e.addr)
-	c := dial(t, p)
-	p.StopAfter(ToClient, 4, End)
-	must(t, c.SetDeadline(time.Now().Add(patience)))
-	_, err := io.WriteString(c, "abc\ndef\n")
-	must(t, err)
-	if got, err := io.ReadAll(c.r); string(got) != "abc\n" || err != nil {
-		t.Errorf("the client got %q, %v: not the end in order after four bytes", got, err)
-	}
-	if got, err := dial(t, p).ask("more", patience); got != "more" || err != nil {
-		t.Errorf("another connection gets %q, %v", got, err)
 	}
 }

@@ -79,9 +79,6 @@ func TestOnlyAServerWithAClockCanBeSet(t *testing.T) {
 	if err := Redis(t).SetClock(time.Second); err == nil {
 		t.Error("a server without a clock of its own was set")
 	}
-	if _, err := Start(t.Context(), Config{Kind: KindPostgres, Clock: true}); err == nil {
-		t.Error("a postgres with a clock of its own was started")
-	}
 }
 
 // A missing C compiler is reported like a missing server program.

@@ -29,8 +29,7 @@
 //
 // Nothing stays behind, even when the test is killed: every server has a guardian, a small
 // shell that reads from a pipe whose other end only this process holds. When this process ends,
-// for any reason, the guardian kills the server and removes the folder. On Linux the kernel
-// kills the server as well (PR_SET_PDEATHSIG).
+// for any reason, the guardian kills the server and removes the folder.
 //
 // While a server runs, one goroutine waits for it. redlocktest ignores it, and another leak
 // detector must ignore it:

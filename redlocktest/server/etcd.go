@@ -41,14 +41,14 @@ func (c *Config) peerAddr(from, to, port int) (string, error) {
 	return c.PeersVia(from, to, addr)
 }
 
-// startEnsemble starts servers that need each other to serve. It calls introduce once all
-// addresses are known, to give each server all of them.
+// startEnsemble starts a server, or several that need each other to serve. It calls introduce once all
+// addresses are known, to give each server all of them. If a port is taken meanwhile, it begins anew.
 func startEnsemble(ctx context.Context, members int, cfg Config, introduce func([]*Server) error) (*Group, error) {
-	binary, err := find(cfg.Kind)
+	kind, err := cfg.flavour()
 	if err != nil {
 		return nil, err
 	}
-	kind, err := cfg.flavour()
+	binary, err := cfg.program()
 	if err != nil {
 		return nil, err
 	}

@@ -12,7 +12,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -114,40 +113,6 @@ func TestAKilledTestLeavesNoServerAndNoFolder(t *testing.T) {
 	}
 }
 
-func TestTheKernelKillsServersWithoutTheirGuardians(t *testing.T) {
-	if runtime.GOOS != "linux" {
-		t.Skip("PR_SET_PDEATHSIG is Linux's")
-	}
-	t.Parallel()
-	cmd, l := servers(t)
-	t.Cleanup(func() {
-		for _, dir := range l.Dirs {
-			if strings.HasPrefix(filepath.Base(dir), "redlock-") {
-				must(t, os.RemoveAll(dir))
-			}
-		}
-		for _, pid := range slices.Concat(l.Servers, l.Children) {
-			if stopped, err := isStopped(pid); err == nil && stopped {
-				_ = syscall.Kill(pid, syscall.SIGKILL) // mainly the paused postgres
-			}
-		}
-	})
-	// These servers are not paused. (A paused postgres obeys only SIGKILL, which would leave
-	// its shared memory behind; its guardian ends it.)
-	running := slices.DeleteFunc(slices.Concat(l.Servers, l.Children), func(pid int) bool {
-		stopped, err := isStopped(pid)
-		return err == nil && stopped
-	})
-	for _, pid := range l.Guardians {
-		must(t, syscall.Kill(pid, syscall.SIGKILL))
-	}
-	must(t, cmd.Process.Kill())
-	if len(running) < 3 {
-		t.Fatalf("of %v only %v were running", l.Servers, running)
-	}
-	awaitEnd(t, running)
-}
-
 func TestAGuardianKillsAndRemovesAtTheEndOfItsInput(t *testing.T) {
 	t.Parallel()
 	for _, gently := range []bool{false, true} {
@@ -201,23 +166,5 @@ func TestAMissingServerSkipsAndFailsInCI(t *testing.T) {
 		if skipped, failed := strings.Contains(text, "--- SKIP"), err != nil; skipped != (ci == "") || failed != (ci != "") {
 			t.Errorf("CI=%q: skipped %v, failed %v", ci, skipped, failed)
 		}
-	}
-}
-
-// TestSceneOfAFailure runs in the helper process of the test below.
-func TestSceneOfAFailure(t *testing.T) {
-	if os.Getenv(scene) == "failure" {
-		Redis(t)
-		t.Error("on purpose")
-	}
-}
-
-func TestAFailedTestShowsTheServersLog(t *testing.T) {
-	t.Parallel()
-	_, err := find(KindRedis)
-	require(t, err)
-	out, err := inScene(t, "failure", "TestSceneOfAFailure").CombinedOutput()
-	if err == nil || !strings.Contains(string(out), "Ready to accept connections") {
-		t.Errorf("%v, and the output is:\n%s", err, out)
 	}
 }

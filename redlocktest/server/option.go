@@ -107,9 +107,6 @@ func (c *Config) flavour() (flavour, error) {
 // An Option changes a Config.
 type Option func(*Config)
 
-// WithDir sets Config.Dir.
-func WithDir(dir string) Option { return func(c *Config) { c.Dir = dir } }
-
 // WithPassword sets Config.Password.
 func WithPassword(password string) Option { return func(c *Config) { c.Password = password } }
 
@@ -145,9 +142,6 @@ func WithAppendOnly(fsync string) Option {
 		WithSetting("appendfsync", fsync)(c)
 	}
 }
-
-// WithSave makes the server write dumps, by rules such as "60 1".
-func WithSave(rules string) Option { return WithSetting("save", rules) }
 
 // WithMaxMemory sets the server's memory limit and eviction policy: ("10mb", "noeviction").
 func WithMaxMemory(limit, policy string) Option {

@@ -82,12 +82,9 @@ func (s *Server) program(name string) string {
 
 // Promote makes a standby a primary, and returns when it accepts writes.
 func (s *Server) Promote() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.running() == nil {
-		return errNotRunning
-	}
-	return runAs(s.cfg.Kind, s.dir, s.program("pg_ctl"), "promote", "-D", s.dataDir(), "-w", "-t", "30")
+	return s.signal(func(*process) error {
+		return runAs(s.cfg.Kind, s.dir, s.program("pg_ctl"), "promote", "-D", s.dataDir(), "-w", "-t", "30")
+	})
 }
 
 // templates is held while a template is made, because tests that begin together need the same one.

@@ -6,18 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"syscall"
 )
-
-// dieWithUs makes the kernel kill the process when the thread that started it ends;
-// postgres gets the signal for an immediate shutdown, in which it removes its
-// shared memory.
-func dieWithUs(kind Kind) *syscall.SysProcAttr {
-	if kind == KindPostgres {
-		return &syscall.SysProcAttr{Pdeathsig: syscall.SIGQUIT}
-	}
-	return &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-}
 
 // stat returns a process's state and its parent.
 func stat(pid int) (state byte, parent int, err error) {

@@ -6,11 +6,7 @@ import (
 	"os/exec"
 	"strconv"
 	"strings"
-	"syscall"
 )
-
-// dieWithUs does nothing here: the guardian alone cleans up.
-func dieWithUs(Kind) *syscall.SysProcAttr { return &syscall.SysProcAttr{} }
 
 // state returns a process's state as ps prints it; empty if there is none.
 func state(pid int) (string, error) {

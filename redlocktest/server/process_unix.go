@@ -11,7 +11,6 @@ import (
 	"os/exec"
 	"os/user"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"syscall"
 	"time"
@@ -42,9 +41,8 @@ func startProcess(guard *guardian, kind Kind, argv []string, dir, log string) (*
 	defer out.Close() //nolint:errcheck // the child has its own copy
 	cmd := exec.Command("/bin/sh", append([]string{"-c", holdBack, "sh"}, argv...)...)
 	cmd.Dir, cmd.Stdout, cmd.Stderr = dir, out, out
-	cmd.SysProcAttr = dieWithUs(kind)
 	// A group of its own, so that an interrupt from the terminal reaches only the test.
-	cmd.SysProcAttr.Setpgid = true
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if cmd.SysProcAttr.Credential, err = credential(kind); err != nil {
 		return nil, err
 	}
@@ -69,11 +67,8 @@ func startProcess(guard *guardian, kind Kind, argv []string, dir, log string) (*
 	return p, nil
 }
 
-// run starts the process and waits for its end, on one thread: on Linux the kernel
-// kills it when the thread that started it ends.
+// run starts the process and waits for its end.
 func (p *process) run(started chan<- error) {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
 	err := p.cmd.Start()
 	started <- err
 	if err != nil {

@@ -103,23 +103,11 @@ func (c *Config) speaksRESP() bool { return c.Kind == KindRedis || c.Kind == Kin
 // Start starts a server and returns when it serves. The caller closes it. The error
 // is a *MissingError if the program is not installed.
 func Start(ctx context.Context, cfg Config) (*Server, error) {
-	kind, err := cfg.flavour()
+	g, err := startEnsemble(ctx, 1, cfg, func([]*Server) error { return nil })
 	if err != nil {
 		return nil, err
 	}
-	binary, err := cfg.program()
-	if err != nil {
-		return nil, err
-	}
-	s := &Server{cfg: cfg, kind: kind, binary: binary}
-	if err := s.makeFolder(); err != nil {
-		return nil, err
-	}
-	if err := s.firstStart(ctx); err != nil {
-		tail := s.LogTail(20)
-		return nil, errors.Join(fmt.Errorf("start %s: %w\n%s", cfg.Kind, err, tail), s.Close())
-	}
-	return s, nil
+	return g.Nodes[0], nil
 }
 
 // makeFolder makes the server's folder, and the guardian that removes it.
@@ -144,27 +132,6 @@ func (s *Server) makeFolder() error {
 	}
 	s.guard = guard
 	return giveAway(s.dir, s.cfg.Kind)
-}
-
-// firstStart starts the server on a free port, and on another one if that port is taken
-// meanwhile.
-func (s *Server) firstStart(ctx context.Context) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if err := s.prepare(); err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(ctx, startTimeout)
-	defer cancel()
-	for try := 0; ; try++ {
-		err := s.takePorts()
-		if err != nil {
-			return err
-		}
-		if err = s.start(ctx); err == nil || try == 9 || !s.addressInUse() {
-			return err
-		}
-	}
 }
 
 // prepare fills the folder before the first start.
@@ -346,24 +313,22 @@ var errNotRunning = errors.New("the server does not run")
 // Pause stops the server's processes where they are (SIGSTOP): connections stay open
 // and get no answer.
 func (s *Server) Pause() error {
+	return s.signal((*process).pause)
+}
+
+func (s *Server) signal(f func(*process) error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	p := s.running()
 	if p == nil {
 		return errNotRunning
 	}
-	return p.pause()
+	return f(p)
 }
 
 // Resume lets a paused server go on (SIGCONT).
 func (s *Server) Resume() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	p := s.running()
-	if p == nil {
-		return errNotRunning
-	}
-	return p.resume()
+	return s.signal((*process).resume)
 }
 
 // Kill ends the server as a crash does (SIGKILL), and returns when it has ended. Data that it

@@ -3,12 +3,8 @@
 package server
 
 import (
-	"errors"
 	"flag"
-	"net"
-	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
@@ -54,86 +50,14 @@ func must(t *testing.T, err error) {
 	}
 }
 
-func TestRestartKeepsTheDataAndTheAddress(t *testing.T) {
-	kinds(t, func(t *testing.T, kind Kind) {
-		s := StartFor(t, kind)
-		addr, pid := s.Addr(), s.Pid()
-		do(t, s, "SET", "k", "v")
-		must(t, s.Restart())
-		if s.Addr() != addr || s.Pid() == pid {
-			t.Errorf("address %s, pid %d; before %s, %d", s.Addr(), s.Pid(), addr, pid)
-		}
-		if v := do(t, s, "GET", "k"); v != "v" {
-			t.Errorf("k = %v", v)
-		}
-	})
-}
-
-func TestRestartEmptyForgets(t *testing.T) {
-	kinds(t, func(t *testing.T, kind Kind) {
-		s := StartFor(t, kind, WithAppendOnly("always"))
-		do(t, s, "SET", "k", "v")
-		must(t, s.RestartEmpty())
-		if v := do(t, s, "GET", "k"); v != nil {
-			t.Errorf("k = %v", v)
-		}
-	})
-}
-
-func TestKillLosesWhatWasNotWritten(t *testing.T) {
-	kinds(t, func(t *testing.T, kind Kind) {
-		for _, durable := range []bool{false, true} {
-			var opts []Option
-			if durable {
-				opts = append(opts, WithAppendOnly("always"))
-			}
-			s := StartFor(t, kind, opts...)
-			do(t, s, "SET", "k", "v")
-			must(t, s.Kill())
-			if _, err := net.Dial("tcp", s.Addr()); err == nil {
-				t.Error("a killed server accepts connections")
-			}
-			must(t, s.Start())
-			if v := do(t, s, "GET", "k"); (v == "v") != durable {
-				t.Errorf("durable %v: k = %v", durable, v)
-			}
-		}
-	})
-}
-
-func TestStopEndsTheProcessAndCloseRemovesTheFolder(t *testing.T) {
-	for _, kind := range []Kind{KindRedis, KindValkey, KindPostgres} {
-		t.Run(string(kind), func(t *testing.T) {
-			t.Parallel()
-			s := StartFor(t, kind)
-			must(t, s.Stop())
-			if pid := s.Pid(); pid != 0 {
-				t.Errorf("pid %d after Stop", pid)
-			}
-			must(t, s.Start())
-			pid := s.Pid()
-			must(t, s.Close())
-			must(t, s.Close())
-			if alive(pid) {
-				t.Error("the process outlives Close")
-			}
-			if _, err := os.Stat(s.Dir()); !errors.Is(err, os.ErrNotExist) {
-				t.Errorf("the folder outlives Close: %v", err)
-			}
-			if err := s.Start(); err == nil || !strings.Contains(err.Error(), "closed") {
-				t.Errorf("Start after Close: %v", err)
-			}
-		})
-	}
-}
-
 func TestAGivenFolderStaysAndIsUsedAgain(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "redis")
-	s := Redis(t, WithDir(dir), WithAppendOnly("always"))
+	in := func(c *Config) { c.Dir = dir }
+	s := Redis(t, in, WithAppendOnly("always"))
 	do(t, s, "SET", "k", "v")
 	must(t, s.Close())
-	again := Redis(t, WithDir(dir), WithAppendOnly("always"))
+	again := Redis(t, in, WithAppendOnly("always"))
 	if v := do(t, again, "GET", "k"); v != "v" {
 		t.Errorf("k = %v", v)
 	}
