@@ -125,6 +125,32 @@ var leaseBugs = []bug{
 			return b.Backend.Close()
 		}
 	}},
+	{name: "a goroutine outlives Close", want: "watch/wakes", rule: "rule 7", says: "left after Close", alone: true, harness: brief, plant: onWatch(func(ctx context.Context, b *broken, key string) (<-chan struct{}, error) {
+		go func() { <-time.After(time.Minute) }()
+		return b.Backend.Watch(ctx, key)
+	})},
+	{name: "a call hangs until Close", want: "cancel/renew", rule: "driver.Backend.Acquire", says: "hangs", plant: func(b *broken) {
+		closed := make(chan struct{})
+		b.renews(func(ctx context.Context, _ *brokenLease, _ *driver.Renewal, g driver.Grant, err error) (driver.Grant, error) {
+			if ctx.Err() != nil {
+				<-closed
+			}
+			return g, err
+		})
+		b.close = sync.OnceValue(func() error { close(closed); return b.Backend.Close() })
+	}},
+	{name: "a call hangs, even after Close", want: "cancel/renew", rule: "driver.Backend.Acquire", says: "cancelledRenew", plant: afterRenew(func(ctx context.Context, _ *broken, _ *brokenLease, _ *driver.Renewal, g driver.Grant, err error) (driver.Grant, error) {
+		if ctx.Err() != nil {
+			<-time.After(time.Minute)
+		}
+		return g, err
+	})},
+	{name: "a panic", want: "shared/excluded", rule: "driver.Backend.Acquire", says: "panicked: not yet", plant: onAcquire(func(ctx context.Context, b *broken, req *driver.Request) (driver.Lease, error) {
+		if req.Mode == driver.Shared {
+			panic("not yet")
+		}
+		return b.Backend.Acquire(ctx, req)
+	})},
 	{name: "Release swallows its error", want: "fault/outage-release", rule: "driver.Lease.Release", says: "swallowed", over: overLinks, plant: func(b *broken) {
 		sound := b.release
 		b.release = func(ctx context.Context, l *brokenLease) error {

@@ -29,6 +29,12 @@ var (
 
 const linkTimeout = 300 * time.Millisecond
 
+func (l *link) cutOff() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.broken
+}
+
 // to carries a request. It returns an error if the request never arrives.
 func (l *link) to(ctx context.Context) error {
 	l.mu.Lock()
@@ -178,13 +184,7 @@ func arrivesLate(b *broken, then func(driver.Lease)) {
 
 // mended waits until the link is mended.
 func (b *broken) mended(ctx context.Context) {
-	for ctx.Err() == nil {
-		b.link.mu.Lock()
-		broken := b.link.broken
-		b.link.mu.Unlock()
-		if !broken {
-			return
-		}
+	for ctx.Err() == nil && b.link.cutOff() {
 		<-time.After(10 * time.Millisecond)
 	}
 }
@@ -192,10 +192,7 @@ func (b *broken) mended(ctx context.Context) {
 // diesWithItsConnection plants a bug: a watch never signals again once its connection has broken.
 func diesWithItsConnection(b *broken) {
 	b.watch = func(ctx context.Context, key string) (<-chan struct{}, error) {
-		in, err := b.Backend.Watch(ctx, key)
-		out := make(chan struct{}, 1)
-		go forward(ctx, in, out, func() bool { return b.link.kills.Load() == 0 })
-		return out, err
+		return b.filtered(ctx, key, func() bool { return b.link.kills.Load() == 0 })
 	}
 }
 
@@ -340,8 +337,7 @@ var linkBugs = []bug{
 				return nil, err
 			}
 			late := &brokenLease{Lease: l, b: b, req: req, sent: *req}
-			g := late.grantUntil(req.TTL)
-			late.renewed.Store(&g)
+			late.claim(req.TTL)
 			return late, nil
 		})
 		b.grant = func(l *brokenLease, g driver.Grant) driver.Grant {

@@ -227,12 +227,46 @@ func (l *brokenLease) grantUntil(ttl time.Duration) driver.Grant {
 	return g
 }
 
-// whoHad returns the error of a wait that its context ended, joined with the last verdict.
-func whoHad(err, last error) error {
-	if err == nil || last == nil {
-		return err
+// claim makes the client claim to have that grant.
+func (l *brokenLease) claim(ttl time.Duration) driver.Grant {
+	g := l.grantUntil(ttl)
+	l.renewed.Store(&g)
+	return g
+}
+
+// waits tries to get a lock, and again after each value of a channel that next returns.
+func (b *broken) waits(ctx context.Context, req *driver.Request, next func() (<-chan struct{}, error)) (driver.Lease, error) {
+	once := *req
+	once.Wait = false
+	var last error
+	for {
+		l, err := b.Backend.Acquire(ctx, &once)
+		switch {
+		case req.Wait && errors.Is(err, driver.ErrHeld):
+			last = err
+		case err != nil && last != nil:
+			return nil, fmt.Errorf("%w: %w", err, last)
+		default:
+			return l, err
+		}
+		again, err := next()
+		if err != nil {
+			return nil, err
+		}
+		select {
+		case <-again:
+		case <-ctx.Done():
+			return nil, fmt.Errorf("%w: %w", ctx.Err(), last)
+		}
 	}
-	return fmt.Errorf("%w: %w", err, last)
+}
+
+// filtered is a watch that drops the values that passes does not accept.
+func (b *broken) filtered(ctx context.Context, key string, passes func() bool) (<-chan struct{}, error) {
+	in, err := b.Backend.Watch(ctx, key)
+	out := make(chan struct{}, 1)
+	go forward(ctx, in, out, passes)
+	return out, err
 }
 
 // holder returns the holder of a key, or the zero Holder.
@@ -368,16 +402,9 @@ var memoryBugs = []bug{
 			if err != nil || b.Info().CheckRenewal(r) != nil || len(s.Holders) == 0 || s.Holders[0].Owner != l.sent.Owner {
 				return l.Lease.Renew(ctx, r)
 			}
-			g := l.grantUntil(r.TTL)
-			l.renewed.Store(&g)
-			return g, nil
+			return l.claim(r.TTL), nil
 		}
-		b.grant = func(l *brokenLease, g driver.Grant) driver.Grant {
-			if renewed := l.renewed.Load(); renewed != nil {
-				return *renewed
-			}
-			return g
-		}
+		b.grant = claimed
 	}},
 	{name: "ignores Keep", want: "expiry/keep", rule: "driver.Renewal.Keep", plant: onRenew(func(ctx context.Context, _ *broken, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
 		return l.Lease.Renew(ctx, &driver.Renewal{TTL: max(r.TTL, driver.MinTTL), MinFence: r.MinFence})
@@ -473,63 +500,21 @@ var memoryBugs = []bug{
 		return l, err
 	})},
 	{name: "native wait subscribes too late", want: "wait/wakes", rule: "driver.Request.Wait", plant: onAcquire(func(ctx context.Context, b *broken, req *driver.Request) (driver.Lease, error) {
-		once := *req
-		once.Wait = false
-		var last error
-		for {
-			l, err := b.Backend.Acquire(ctx, &once)
-			if !req.Wait || !errors.Is(err, driver.ErrHeld) {
-				return l, whoHad(err, last)
-			}
-			last = err
+		return b.waits(ctx, req, func() (<-chan struct{}, error) {
 			time.Sleep(time.Millisecond)
-			freed, werr := b.Backend.Watch(ctx, req.Key)
-			if werr != nil {
-				return nil, werr
-			}
-			select {
-			case <-freed:
-			case <-ctx.Done():
-				return nil, fmt.Errorf("%w: %w", ctx.Err(), err)
-			}
-		}
+			return b.Backend.Watch(ctx, req.Key)
+		})
 	})},
 	{name: "waiters in no order", want: "wait/order", rule: "driver.FeatureQueueing", plant: onAcquire(func(ctx context.Context, b *broken, req *driver.Request) (driver.Lease, error) {
-		once := *req
-		once.Wait = false
-		var last error
-		for {
-			l, err := b.Backend.Acquire(ctx, &once)
-			if !req.Wait || !errors.Is(err, driver.ErrHeld) {
-				return l, whoHad(err, last)
-			}
-			last = err
-			select {
-			case <-time.After(time.Duration(1+req.Owner[len(req.Owner)-1]%7) * time.Millisecond):
-			case <-ctx.Done():
-				return nil, fmt.Errorf("%w: %w", ctx.Err(), err)
-			}
-		}
+		return b.waits(ctx, req, func() (<-chan struct{}, error) {
+			over := make(chan struct{})
+			time.AfterFunc(time.Duration(1+req.Owner[len(req.Owner)-1]%7)*time.Millisecond, func() { close(over) })
+			return over, nil
+		})
 	})},
 	{name: "watch loses the first value", want: "watch/wakes", rule: "driver.Watcher", plant: onWatch(func(ctx context.Context, b *broken, key string) (<-chan struct{}, error) {
-		in, err := b.Backend.Watch(ctx, key)
-		out := make(chan struct{}, 1)
-		go func() {
-			for n := 0; ; n++ {
-				select {
-				case <-in:
-				case <-ctx.Done():
-					return
-				}
-				if n > 0 {
-					select {
-					case out <- struct{}{}:
-					default:
-					}
-				}
-			}
-		}()
-		return out, err
+		n := 0
+		return b.filtered(ctx, key, func() bool { n++; return n > 1 })
 	})},
 	{name: "shared lets exclusive in", stress: true, want: "shared/many", rule: "driver.Shared", plant: afterAcquire(func(ctx context.Context, b *broken, req *driver.Request, l driver.Lease, err error) (driver.Lease, error) {
 		if s, _ := b.Lookup(ctx, req.Key); errors.Is(err, driver.ErrHeld) && s != nil && s.Mode == driver.Shared {

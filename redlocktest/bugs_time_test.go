@@ -27,8 +27,7 @@ func keeps(b *broken, ttl func(time.Duration) time.Duration) {
 			return nil, err
 		}
 		got := &brokenLease{Lease: l, b: b, req: req, sent: *req}
-		g := got.grantUntil(req.TTL)
-		got.renewed.Store(&g)
+		got.claim(req.TTL)
 		return got, nil
 	}
 	b.renew = func(ctx context.Context, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
@@ -37,8 +36,7 @@ func keeps(b *broken, ttl func(time.Duration) time.Duration) {
 		}
 		_, err := l.Lease.Renew(ctx, &driver.Renewal{TTL: bounded(r.TTL), MinFence: r.MinFence})
 		if err == nil {
-			g := l.grantUntil(r.TTL)
-			l.renewed.Store(&g)
+			l.claim(r.TTL)
 		}
 		return l.Lease.Grant(), err
 	}
@@ -132,8 +130,7 @@ var timeBugs = []bug{
 			}
 			g, err := l.Lease.Renew(ctx, &driver.Renewal{TTL: l.sent.TTL, MinFence: r.MinFence})
 			if err == nil {
-				g = l.grantUntil(r.TTL)
-				l.renewed.Store(&g)
+				g = l.claim(r.TTL)
 			}
 			return g, err
 		}
@@ -152,8 +149,7 @@ var timeBugs = []bug{
 			}
 			g, err := l.Lease.Renew(ctx, &driver.Renewal{TTL: max(r.TTL, l.sent.TTL), MinFence: r.MinFence})
 			if err == nil {
-				g = l.grantUntil(r.TTL)
-				l.renewed.Store(&g)
+				g = l.claim(r.TTL)
 			}
 			return g, err
 		}

@@ -12,6 +12,8 @@ import (
 	"github.com/redlock-go/redlock/drivers/memory"
 )
 
+var closedChannel = func() chan struct{} { c := make(chan struct{}); close(c); return c }()
+
 // seizes grants the lock to every twentieth owner that was woken, even if another has it.
 func seizes(b *broken, woken *atomic.Int64, req *driver.Request, err error) bool {
 	if !errors.Is(err, driver.ErrHeld) || woken.Add(1)%20 != 0 {
@@ -87,26 +89,16 @@ var waitingBugs = []bug{
 			if !req.Wait {
 				return b.Backend.Acquire(ctx, req)
 			}
-			once := *req
-			once.Wait = false
 			freed, err := b.Backend.Watch(ctx, req.Key)
 			if err != nil {
 				return nil, err
 			}
-			for {
-				l, err := b.Backend.Acquire(ctx, &once)
-				if seizes(b, &woken, req, err) || !errors.Is(err, driver.ErrHeld) {
-					if err != nil {
-						l, err = b.Backend.Acquire(ctx, &once)
-					}
-					return l, err
+			return b.waits(ctx, req, func() (<-chan struct{}, error) {
+				if seizes(b, &woken, req, driver.ErrHeld) {
+					return closedChannel, nil
 				}
-				select {
-				case <-freed:
-				case <-ctx.Done():
-					return nil, fmt.Errorf("%w: %w", ctx.Err(), err)
-				}
-			}
+				return freed, nil
+			})
 		}
 	}},
 	{name: "one wake-up in twenty of a watch lets two in", stress: true, want: "watch/waiters", rule: "exclusion", says: "critical section", over: overLettingTwoIn},
@@ -150,22 +142,12 @@ var waitingBugs = []bug{
 			return l, err
 		})
 		b.watch = func(ctx context.Context, key string) (<-chan struct{}, error) {
-			in, err := b.Backend.Watch(ctx, key)
-			out := make(chan struct{}, 1)
-			go forward(ctx, in, out, func() bool { n := releases.Load(); return told.Swap(n) != n })
-			return out, err
+			return b.filtered(ctx, key, func() bool { n := releases.Load(); return told.Swap(n) != n })
 		}
 	}},
 	{name: "a watch does not survive a restart", want: "fault/restart-watch", rule: "driver.Watcher", over: overLinks, plant: diesWithItsConnection},
 	{name: "a watch misses what happened behind a partition", want: "fault/partition-watch", rule: "driver.Watcher", over: overLinks, plant: onWatch(func(ctx context.Context, b *broken, key string) (<-chan struct{}, error) {
-		in, err := b.Backend.Watch(ctx, key)
-		out := make(chan struct{}, 1)
-		go forward(ctx, in, out, func() bool {
-			b.link.mu.Lock()
-			defer b.link.mu.Unlock()
-			return !b.link.broken
-		})
-		return out, err
+		return b.filtered(ctx, key, func() bool { return !b.link.cutOff() })
 	})},
 }
 

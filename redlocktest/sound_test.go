@@ -86,13 +86,10 @@ var soundHarnesses = map[string]func() Harness{
 	"resuming watch": func() Harness {
 		return overLinks(func(b *broken) {
 			b.watch = func(ctx context.Context, key string) (<-chan struct{}, error) {
-				in, err := b.Backend.Watch(ctx, key)
-				out := make(chan struct{}, 1)
-				go forward(ctx, in, out, func() bool {
+				return b.filtered(ctx, key, func() bool {
 					s, err := b.Lookup(ctx, key)
 					return err != nil || len(s.Holders) == 0
 				})
-				return out, err
 			}
 		})
 	},
