@@ -13,8 +13,11 @@ import (
 	"testing"
 	"time"
 
+	_ "github.com/jackc/pgx/v5/stdlib"
+
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/dlock/fence"
+	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
 var (
@@ -50,6 +53,37 @@ func TestThePagesCodeCompiles(t *testing.T) {
 	}
 	if blocks < 10 {
 		t.Errorf("%d blocks of code were found", blocks)
+	}
+}
+
+// TestTheLateWriteIsRefused runs the guards of the page on correctness.
+func TestTheLateWriteIsRefused(t *testing.T) {
+	db, err := sql.Open("pgx", server.Postgres(t).URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = db.Close() })
+	for _, statement := range []string{
+		fence.Schema(fence.Postgres, "fences"),
+		"CREATE TABLE accounts (id int, balance int, fence bigint NOT NULL DEFAULT 0)", "INSERT INTO accounts VALUES (42, 10)",
+	} {
+		if _, err := db.ExecContext(t.Context(), statement); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, write := range map[string]func(context.Context, *sql.DB, uint64) error{"single": single, "guarded": guarded} {
+		for _, token := range []uint64{1, 2, 2} {
+			if err := write(t.Context(), db, token); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		if err := write(t.Context(), db, 1); !errors.Is(err, fence.ErrStale) {
+			t.Errorf("%s: the late write: %v", name, err)
+		}
+	}
+	var balance int
+	if err := db.QueryRowContext(t.Context(), "SELECT balance FROM accounts").Scan(&balance); err != nil || balance != 4 {
+		t.Errorf("the balance is %d, %v", balance, err)
 	}
 }
 
@@ -99,6 +133,17 @@ func write(ctx context.Context, db *sql.DB) error {
 		return err // ctx has no lease of this key, or the lease has ended
 	}
 	return guarded(ctx, db, token)
+}
+
+func single(ctx context.Context, db *sql.DB, token uint64) error {
+	done, err := db.ExecContext(ctx, "UPDATE accounts SET balance = balance - 1, fence = $1 WHERE id = 42 AND fence <= $1", token)
+	if err != nil {
+		return err
+	}
+	if n, err := done.RowsAffected(); err != nil || n == 0 {
+		return errors.Join(fence.ErrStale, err) // stop, another has the lock
+	}
+	return nil
 }
 
 func guarded(ctx context.Context, db *sql.DB, token uint64) error {
