@@ -29,9 +29,11 @@ smaller one. Kleppmann describes the scheme in "How to do distributed locking".
 
   - [Tx]: a table of marks, one row for each resource, in the transaction of the write. It
     guards any number of rows and tables of one database. [Schema] makes the table.
-  - [Row]: a column of the row that is written, where one row is the resource.
+  - A column of the row that is written, where one row is the resource, needs no help:
+    UPDATE reports SET body = $1, fence = $2 WHERE name = $3 AND coalesce(fence, 0) <= $2
+    changes no row if the token is stale.
   - [RedisScript]: the mark and the write in one script of Redis or Valkey.
-  - package drivers/postgres has [Tx] and [Row] for a pgx.Tx: FenceTx and FenceRow.
+  - package drivers/postgres has [Tx] for a pgx.Tx: FenceTx.
   - [Store]: one method, for every other store that compares and writes in one step: a
     conditional put, a compare-and-set on a version, a server of your own.
 

@@ -30,22 +30,6 @@ func Tx(tx *sql.Tx, d Dialect, table string) Store {
 	return fencesql.Mark{Tx: fencesql.SQL{Tx: tx}, Dialect: d, Table: table}
 }
 
-// Row returns a Store that keeps the mark in the row that it protects, which is the row of
-// table whose column key equals the resource. Column token of that row has the largest token:
-// an integer of 64 bits, NULL or 0 at first. Otherwise Row works like Tx. A resource without a
-// row is sql.ErrNoRows. The resource is sent as text, which the database converts to the type
-// of the key.
-//
-// The write itself can carry the comparison, in one statement where that is all:
-//
-//	UPDATE reports SET body = $1, fence = $2 WHERE name = $3 AND coalesce(fence, 0) <= $2
-//
-// Zero rows then mean a stale token or no such row (and on MySQL also a row that has these
-// very values), so look again before you say which.
-func Row(tx *sql.Tx, d Dialect, table, key, token string) Store {
-	return fencesql.Row{Tx: fencesql.SQL{Tx: tx}, Dialect: d, Table: table, Key: key, Column: token}
-}
-
 // Schema returns the statement that makes the table of marks for Tx, if it does not exist yet.
 // Resources are at most 512 bytes, of any value. Rows are never removed: to remove the row of
 // a resource is to accept every token for it again.

@@ -2,8 +2,6 @@ package postgres
 
 import (
 	"context"
-	"database/sql"
-	"errors"
 
 	"github.com/jackc/pgx/v5"
 
@@ -18,12 +16,6 @@ func FenceTx(tx pgx.Tx, table string) fence.Store {
 	return fencesql.Mark{Tx: pgxTx{tx}, Dialect: fence.Postgres, Table: table}
 }
 
-// FenceRow is fence.Row for a transaction of pgx: the mark is the column token of the row of
-// table whose column key is the resource. A resource without a row is sql.ErrNoRows.
-func FenceRow(tx pgx.Tx, table, key, token string) fence.Store {
-	return fencesql.Row{Tx: pgxTx{tx}, Dialect: fence.Postgres, Table: table, Key: key, Column: token}
-}
-
 // pgxTx is a pgx.Tx for package fencesql.
 type pgxTx struct{ tx pgx.Tx }
 
@@ -36,8 +28,5 @@ func (t pgxTx) Exec(ctx context.Context, query string, args ...any) (int64, erro
 // Int runs a query of one value.
 func (t pgxTx) Int(ctx context.Context, query string, args ...any) (n int64, err error) {
 	err = t.tx.QueryRow(ctx, query, args...).Scan(&n)
-	if errors.Is(err, pgx.ErrNoRows) {
-		err = sql.ErrNoRows
-	}
 	return n, err
 }

@@ -2,7 +2,6 @@ package postgres_test
 
 import (
 	"context"
-	"database/sql"
 	"errors"
 	"testing"
 
@@ -37,19 +36,7 @@ func ExampleFenceTx() {
 	}
 }
 
-// The row that is written has the mark in a column.
-func ExampleFenceRow() {
-	save := func(ctx context.Context, tx pgx.Tx, token uint64, body string) error {
-		if err := fence.Check(ctx, postgres.FenceRow(tx, "reports", "name", "fence"), "nightly", token); err != nil {
-			return err
-		}
-		_, err := tx.Exec(ctx, "UPDATE reports SET body = $1 WHERE name = 'nightly'", body)
-		return err
-	}
-	_ = save
-}
-
-// A paused client's late write is refused, by both guards.
+// A paused client's late write is refused.
 func TestPgxGuardsRefuseALateWrite(t *testing.T) {
 	t.Parallel()
 	s := database(t)
@@ -64,54 +51,43 @@ func TestPgxGuardsRefuseALateWrite(t *testing.T) {
 	}
 	defer locks.Close() //nolint:errcheck // the test is over
 	for _, query := range []string{
-		`CREATE TABLE reports (id bigint PRIMARY KEY, body text, fence bigint); INSERT INTO reports VALUES (1)`,
+		`CREATE TABLE reports (id bigint PRIMARY KEY, body text); INSERT INTO reports VALUES (1)`,
 		fence.Schema(fence.Postgres, "fences"),
 	} {
 		if _, err := db.Exec(t.Context(), query); err != nil {
 			t.Fatal(err)
 		}
 	}
-	for name, guard := range map[string]func(pgx.Tx) fence.Store{
-		"table": func(tx pgx.Tx) fence.Store { return postgres.FenceTx(tx, "fences") },
-		"row":   func(tx pgx.Tx) fence.Store { return postgres.FenceRow(tx, "reports", "id", "fence") },
-	} {
-		save := func(resource, body string, token uint64) error {
-			return pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error {
-				if err := fence.Check(t.Context(), guard(tx), resource, token); err != nil {
-					return err
-				}
-				_, err := tx.Exec(t.Context(), "UPDATE reports SET body = $1", body)
+	save := func(body string, token uint64) error {
+		return pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error {
+			if err := fence.Check(t.Context(), postgres.FenceTx(tx, "fences"), "1", token); err != nil {
 				return err
-			})
-		}
-		var tokens [2]uint64
-		for i := range tokens { // the first holder is paused, and does not notice the second
-			lease, err := locks.Lock(t.Context(), "reports/1")
-			if err != nil {
-				t.Fatal(err)
 			}
-			tokens[i] = lease.Fence()
-			if err := lease.Unlock(); err != nil {
-				t.Fatal(err)
-			}
-		}
-		for range 2 {
-			if err := save("1", "new", tokens[1]); err != nil {
-				t.Errorf("%s: the holder: %v", name, err)
-			}
-		}
-		if err := save("1", "old", tokens[0]); !errors.Is(err, fence.ErrStale) {
-			t.Errorf("%s: the late write: got %v, want ErrStale", name, err)
-		}
-		var body string
-		if err := db.QueryRow(t.Context(), "SELECT body FROM reports").Scan(&body); err != nil || body != "new" {
-			t.Errorf("%s: stored %q, %v", name, body, err)
-		}
-		if err := save("2", "none", tokens[1]); (name == "row") != errors.Is(err, sql.ErrNoRows) {
-			t.Errorf("%s: a resource without a row: %v", name, err)
-		}
-		if _, err := db.Exec(t.Context(), "UPDATE reports SET body = ''"); err != nil {
+			_, err := tx.Exec(t.Context(), "UPDATE reports SET body = $1", body)
+			return err
+		})
+	}
+	var tokens [2]uint64
+	for i := range tokens { // the first holder is paused, and does not notice the second
+		lease, err := locks.Lock(t.Context(), "reports/1")
+		if err != nil {
 			t.Fatal(err)
 		}
+		tokens[i] = lease.Fence()
+		if err := lease.Unlock(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 2 {
+		if err := save("new", tokens[1]); err != nil {
+			t.Errorf("the holder: %v", err)
+		}
+	}
+	if err := save("old", tokens[0]); !errors.Is(err, fence.ErrStale) {
+		t.Errorf("the late write: got %v, want ErrStale", err)
+	}
+	var body string
+	if err := db.QueryRow(t.Context(), "SELECT body FROM reports").Scan(&body); err != nil || body != "new" {
+		t.Errorf("stored %q, %v", body, err)
 	}
 }

@@ -38,7 +38,7 @@ func (d Dialect) String() string {
 type Tx interface {
 	// Exec runs a statement and returns how many rows it changed.
 	Exec(ctx context.Context, query string, args ...any) (int64, error)
-	// Int runs a query and returns its only value, or sql.ErrNoRows.
+	// Int runs a query and returns its only value.
 	Int(ctx context.Context, query string, args ...any) (int64, error)
 }
 
@@ -97,51 +97,6 @@ func (m Mark) Raise(ctx context.Context, resource string, token uint64) (uint64,
 		return number(m.Tx.Int(ctx, "SELECT token FROM "+t+" WHERE resource = ? FOR UPDATE", key))
 	}
 	return 0, driver.Invalid("dialect", "%d is unknown", m.Dialect)
-}
-
-// A Row is the row that is written, with a column for the largest token.
-type Row struct {
-	Tx                 Tx
-	Dialect            Dialect
-	Table, Key, Column string
-}
-
-// Raise sets the column of the row whose key is resource, as Mark does. NULL is smaller than
-// any token. A row that does not exist is sql.ErrNoRows.
-func (r Row) Raise(ctx context.Context, resource string, token uint64) (uint64, error) {
-	t, key, col := r.Dialect.quote(r.Table), r.Dialect.quote(r.Key), r.Dialect.quote(r.Column)
-	update := "UPDATE " + t + " SET " + col + " = $1 WHERE " + key + " = $2 AND (" + col + " IS NULL OR " + col + " <= $1)"
-	look := "SELECT coalesce(" + col + ", 0) FROM " + t + " WHERE " + key + " = $1 FOR UPDATE"
-	args := []any{int64(token), resource}
-	switch r.Dialect {
-	case Postgres:
-	case SQLite: // ?1 is $1 there; an UPDATE locks the database even if it changes no row
-		update = strings.ReplaceAll(update, "$", "?")
-		look = strings.ReplaceAll(strings.TrimSuffix(look, " FOR UPDATE"), "$", "?")
-	case MySQL:
-		update = strings.NewReplacer("$1", "?", "$2", "?").Replace(update)
-		look = strings.ReplaceAll(look, "$1", "?")
-		args = append(args, int64(token))
-	default:
-		return 0, driver.Invalid("dialect", "%d is unknown", r.Dialect)
-	}
-	// No row was changed: its token is larger, or it does not exist, or it has this token
-	// already (by default MySQL counts only changes), or it was inserted meanwhile. The query
-	// below tells these apart and locks the row.
-	for range 2 {
-		n, err := r.Tx.Exec(ctx, update, args...)
-		if err != nil {
-			return 0, err
-		}
-		if n > 0 {
-			return token, nil
-		}
-		seen, err := number(r.Tx.Int(ctx, look, resource))
-		if err != nil || seen >= token {
-			return seen, err
-		}
-	}
-	return 0, fmt.Errorf("the row of %s cannot be updated (row security, or a trigger?)", r.Table)
 }
 
 func number(n int64, err error) (uint64, error) {
