@@ -182,41 +182,27 @@ func TestAHookThatCallsBackDoesNotFreezeTheBackend(t *testing.T) {
 	}
 }
 
-func TestCloseWaitsForHooksAndLogLines(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var ended atomic.Int64
-		slow := func(context.Context, dlock.Event) { time.Sleep(time.Second); ended.Add(1) }
-		s := newSpy()
-		gone := make(chan struct{})
-		s.session(gone)
-		before := goroutines()
-		c := newSpyClient(t, s, dlock.WithHooks(on("lost", slow)))
-		lock(t, c, "k")
-		close(gone)
-		synctest.Wait()
-		if err := c.Close(); err != nil || ended.Load() != 1 {
-			t.Errorf("Close = %v, and %d hooks have returned, want 1", err, ended.Load())
-		}
-		synctest.Wait()
-		if n := goroutines() - before; n > 0 {
-			t.Errorf("%d goroutines are left", n)
-		}
-	})
-}
-
-func TestCloseNamesAHookThatDoesNotReturn(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		freed := make(chan struct{})
-		defer close(freed)
-		s := newSpy()
-		c := newSpyClient(t, s, dlock.WithHooks(on("lost", func(context.Context, dlock.Event) { <-freed })))
-		l := lock(t, c, "k")
-		s.Backend.(*memory.Backend).Expire("k")
-		<-l.Done()
-		if err := c.Close(); err == nil || !strings.Contains(err.Error(), "hook has not returned") {
-			t.Errorf("Close = %v", err)
-		}
-	})
+func TestCloseWaitsForHooksAndNamesOneThatDoesNotReturn(t *testing.T) {
+	for took, says := range map[time.Duration]string{time.Second: "<nil>", time.Hour: "hook has not returned"} {
+		synctest.Test(t, func(t *testing.T) {
+			var ended atomic.Int64
+			s, gone := newSpy(), make(chan struct{})
+			s.session(gone)
+			before := goroutines()
+			c := newSpyClient(t, s, dlock.WithHooks(on("lost", func(context.Context, dlock.Event) { time.Sleep(took); ended.Add(1) })))
+			lock(t, c, "k")
+			close(gone)
+			synctest.Wait()
+			if err := c.Close(); !strings.Contains(fmt.Sprint(err), says) || ended.Load() == 0 != (err != nil) {
+				t.Errorf("Close = %v, and %d hooks have returned", err, ended.Load())
+			}
+			time.Sleep(time.Hour)
+			synctest.Wait()
+			if n := goroutines() - before; n > 0 {
+				t.Errorf("%d goroutines are left", n)
+			}
+		})
+	}
 }
 
 func TestAHookOfTheBackgroundThatEndsItsGoroutineEndsNoOther(t *testing.T) {

@@ -52,7 +52,6 @@ type Client struct {
 	timer   *time.Timer    // calls run
 	armed   boot.Instant   // when the timer fires; zero: never
 	running bool           // run is under way
-	jumps   int64          // clock.Jumps when the leases were last checked
 	watched map[<-chan struct{}]int
 }
 

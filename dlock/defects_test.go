@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/dlock"
-	"github.com/redlock-go/redlock/dlock/fence"
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/drivers/memory"
 )
@@ -32,13 +31,6 @@ func TestDoShowsANestedLoss(t *testing.T) {
 	var e *dlock.Error
 	if !errors.Is(err, dlock.ErrLost) || !errors.As(err, &e) || e.Key != "inner" {
 		t.Errorf("%v is not the loss of the inner lock", err)
-	}
-	err = dlock.Do(t.Context(), c, "k", func(context.Context) error {
-		_, err := fence.Token(context.Background(), "k")
-		return err
-	})
-	if !errors.Is(err, dlock.ErrInvalid) {
-		t.Errorf("%v hides that the function's error is ErrInvalid", err)
 	}
 }
 

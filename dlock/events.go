@@ -17,32 +17,19 @@ import (
 // logLine queues a line for the log, with the values of ctx.
 func (c *Client) logLine(ctx context.Context, level slog.Level, msg string, attrs ...slog.Attr) {
 	ctx = context.WithoutCancel(ctx)
-	for i := range attrs {
-		attrs[i].Value = escaped(attrs[i].Value)
+	for i, a := range attrs { // a handler may write values as they are
+		switch v := a.Value; v.Kind() {
+		case slog.KindString:
+			attrs[i].Value = slog.StringValue(printable.Text(v.String()))
+		case slog.KindAny: // an error
+			attrs[i].Value = slog.StringValue(oneLine(v.String()))
+		default:
+		}
 	}
 	c.toLog.put(func() { c.log.LogAttrs(ctx, level, msg, attrs...) }, msg == noticeMessage)
 }
 
 const noticeMessage = "dlock: notice of the driver"
-
-// escaped escapes what may disturb a terminal, because a handler may write values as they are.
-func escaped(v slog.Value) slog.Value {
-	if v.Kind() == slog.KindString {
-		return slog.StringValue(printable.Text(v.String()))
-	}
-	if err, ok := v.Any().(error); ok {
-		if text := err.Error(); oneLine(text) != text {
-			return slog.AnyValue(&printableError{err})
-		}
-	}
-	return v
-}
-
-// A printableError is an error of a driver with a text in one line.
-type printableError struct{ error }
-
-func (e *printableError) Error() string { return oneLine(e.error.Error()) }
-func (e *printableError) Unwrap() error { return e.error }
 
 // seldom logs the first event of a kind, and then how many more there were, every seldomEvery as
 // long as there are any.

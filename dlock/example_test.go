@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"log"
 	"os"
-	"sync"
 	"time"
 
 	"github.com/redlock-go/redlock/dlock"
@@ -80,52 +79,6 @@ func Example_do() {
 		log.Fatal(err)
 	}
 	// Output: under a lock: true with a token: true
-}
-
-// store refuses a token that is older than one it has seen. That, and not the lock, stops a
-// writer that slept through the end of its lease.
-type store struct {
-	mu    sync.Mutex
-	fence uint64
-	value string
-}
-
-func (s *store) write(fence uint64, value string) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if fence < s.fence {
-		return errors.New("stale token")
-	}
-	s.fence, s.value = fence, value
-	return nil
-}
-
-// A store that refuses old tokens.
-func Example_fencing() {
-	locks := open()
-	defer locks.Close()
-	ctx := context.Background()
-	var s store
-
-	slow, err := locks.Lock(ctx, "document")
-	if err != nil {
-		log.Fatal(err)
-	}
-	token := slow.Fence()
-	_ = slow.Unlock() // as good as lost: the writer does not notice
-
-	quick, err := locks.Lock(ctx, "document")
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer quick.Unlock()
-	fmt.Println("quick:", s.write(quick.Fence(), "new"))
-	fmt.Println("slow: ", s.write(token, "old"))
-	fmt.Println("stored:", s.value)
-	// Output:
-	// quick: <nil>
-	// slow:  stale token
-	// stored: new
 }
 
 // Several hosts start a job at the same time, by clocks that differ by a second. All hosts but

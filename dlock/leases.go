@@ -97,27 +97,14 @@ func (c *Client) run() {
 	}
 	c.running = true
 	now := c.clock.Fresh()
-	if jumps := c.clock.Jumps(); jumps != c.jumps {
-		// The wall clock jumped: the machine may have been stopped in a way that no clock of its own
-		// shows. All leases look at their locks. No promise rests on this, since the jump is seen late.
-		c.jumps = jumps
-		for _, l := range slices.Clone(c.leases) {
-			c.unlocked(func() { l.renewNow(now) })
-		}
-	}
 	for ; len(c.leases) > 0 && c.leases[0].stepAt <= now && !c.closed; now = c.clock.Now() {
 		l := c.leases[0]
-		c.unlocked(func() { l.step(now) })
+		c.mu.Unlock()
+		l.step(now) // takes the lease's mutex, which comes before this one
+		c.mu.Lock()
 	}
 	c.running = false
 	c.arm()
-}
-
-// unlocked calls f without the mutex.
-func (c *Client) unlocked(f func()) {
-	c.mu.Unlock()
-	defer c.mu.Lock()
-	f()
 }
 
 // leaseHeap is a heap by stepAt.

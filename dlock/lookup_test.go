@@ -28,14 +28,11 @@ func TestCloseInTheBodyOfAListEnds(t *testing.T) {
 	})
 }
 
-func TestLookupOfWhatABackendLacksIsErrUnsupported(t *testing.T) {
+func TestErrorsOfLookupAreToldApart(t *testing.T) {
 	_, err := newSpyClient(t, newSpy()).Lookup(t.Context(), "k")
 	if !errors.Is(err, errors.ErrUnsupported) || !errors.Is(err, dlock.ErrInvalid) || errors.Is(err, dlock.ErrUnavailable) {
-		t.Errorf("got %v, want ErrUnsupported and ErrInvalid", err)
+		t.Errorf("a backend that cannot tell: got %v, want ErrUnsupported and ErrInvalid", err)
 	}
-}
-
-func TestErrorsOfLookupAreToldApart(t *testing.T) {
 	b := memory.New()
 	c := newClient(t, b)
 	for _, key := range []string{"", strings.Repeat("k", driver.MaxKey+1)} {
@@ -45,7 +42,7 @@ func TestErrorsOfLookupAreToldApart(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, err := c.Lookup(ctx, "k")
+	_, err = c.Lookup(ctx, "k")
 	if !errors.Is(err, context.Canceled) || errors.Is(err, dlock.ErrUnavailable) {
 		t.Errorf("a cancelled call: got %v", err)
 	}

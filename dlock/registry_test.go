@@ -51,21 +51,13 @@ func TestTTLAndPrefixAreTakenOutOfTheDSN(t *testing.T) {
 		{"test:redis://a:1?x=1,redis://b:2,node_timeout=50ms,ttl=4s,prefix=p", "test:redis://a:1?x=1,redis://b:2,node_timeout=50ms", "p", "4s"},
 		{"test:redis://a,ttl=4s", "test:redis://a", "", "4s"},
 	} {
-		before := time.Now()
 		c, err := dlock.OpenURL(tt.url, dlock.WithLogger(nil))
 		if err != nil {
 			t.Errorf("%s: %v", tt.url, err)
 			continue
 		}
-		if got := testDriver.got; got.DSN != tt.rest || got.Prefix != tt.prefix {
-			t.Errorf("%s: the driver got %q and prefix %q", tt.url, got.DSN, got.Prefix)
-		}
-		l := lock(t, c, "k")
-		deadline, _ := l.Deadline()
-		want, _ := time.ParseDuration(tt.ttl)
-		least, most := driver.Expires(before, want), driver.Expires(time.Now(), want)
-		if deadline.Before(least) || deadline.After(most) {
-			t.Errorf("%s: the deadline is %v after the start, want a TTL of %v", tt.url, deadline.Sub(before), want)
+		if got := testDriver.got; got.DSN != tt.rest || got.Prefix != tt.prefix || c.TTL().String() != tt.ttl {
+			t.Errorf("%s: the driver got %q and prefix %q; the TTL is %v", tt.url, got.DSN, got.Prefix, c.TTL())
 		}
 		_ = c.Close()
 	}
@@ -104,11 +96,13 @@ func TestNodesGetThePrefixOfTheWhole(t *testing.T) {
 func TestBadInputIsNamedBeforeAnyIO(t *testing.T) {
 	const canary = "s3cr3t"
 	for what, url := range map[string]string{
-		"URL":                canary,
-		"begin with":         canary + "@host:6379",
-		"a driver's name":    canary + ":x",
-		"and a colon":        "memory",
-		"nosuch":             "nosuch://u:" + canary + "@h",
+		"URL":               canary,
+		"begin with":        canary + "@host:6379",
+		"a driver's name":   canary + ":x",
+		"and a colon":       "memory",
+		"nosuch":            "nosuch://u:" + canary + "@h",
+		"forgotten import?": "nosuch://h",
+		"of github.com/redlock-go/redlock/drivers/sqltable/mysql": "mariadb://h",
 		`"ttl": must be`:     "test://u:" + canary + "@h?ttl=" + canary,
 		`"ttl": is given`:    "test://u:" + canary + "@h?ttl=1s&ttl=2s",
 		`"prefix": is not`:   "test://u:" + canary + "@h?prefix=%zz" + canary,
@@ -197,11 +191,17 @@ func wantInvalid(t *testing.T, what string, err error) {
 	}
 }
 
-func TestADefaultTTLFitsTheBackend(t *testing.T) {
-	s := newSpy()
-	s.info = func(i *driver.Info) { i.MaxTTL = 5 * time.Second }
-	l := lock(t, newSpyClient(t, s), "k")
-	if d, _ := l.Deadline(); time.Until(d) > 5*time.Second {
-		t.Errorf("deadline in %v", time.Until(d))
+func TestADefaultTTLFitsTheBackendAndAnOptionGoesBeforeTheURL(t *testing.T) {
+	for most, want := range map[time.Duration]time.Duration{time.Hour: dlock.DefaultTTL, 5 * time.Second: 5 * time.Second, 0: 0} {
+		s := newSpy()
+		s.info = func(i *driver.Info) { i.MinTTL, i.MaxTTL = 0, most }
+		if got := newSpyClient(t, s).TTL(); got != want {
+			t.Errorf("TTL = %v of at most %v, want %v", got, most, want)
+		}
 	}
+	c, err := dlock.OpenURL("test:?ttl=7s", dlock.WithTTL(5*time.Second))
+	if err != nil || c.TTL() != 5*time.Second {
+		t.Fatalf("the option: %v", err)
+	}
+	_ = c.Close()
 }

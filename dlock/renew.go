@@ -47,16 +47,6 @@ func (l *Lease) schedule() {
 	l.c.move(l, next)
 }
 
-// renewNow brings the next renewal forward to now.
-func (l *Lease) renewNow(now boot.Instant) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.renewAt != never {
-		l.renewAt = min(l.renewAt, now)
-		l.schedule()
-	}
-}
-
 // nextRenewal returns when to renew a lease that was granted or renewed now: after a random
 // time between a quarter and a third of its TTL, so that leases that were taken together do not
 // stay together. For the shortest TTLs, of which drift and margin leave little, it is before

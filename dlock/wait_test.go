@@ -464,32 +464,3 @@ func TestCloseReportsEveryReleaseThatFailed(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 }
-
-func TestAThousandWaitersAllGetTheirTurn(t *testing.T) {
-	eachWay(t, func(t *testing.T, s *spy, b driver.Backend) {
-		c := newSpyClient(t, b)
-		n := 0
-		var last uint64
-		var wg sync.WaitGroup
-		for range 1000 {
-			wg.Go(func() {
-				err := dlock.Do(t.Context(), c, "k", func(ctx context.Context) error {
-					n++ // the race detector watches
-					l, _ := dlock.LeaseFor(ctx, "k")
-					if l.Fence() <= last {
-						t.Errorf("token %d after %d", l.Fence(), last)
-					}
-					last = l.Fence()
-					return nil
-				})
-				if err != nil {
-					t.Error(err)
-				}
-			})
-		}
-		wg.Wait()
-		if n != 1000 {
-			t.Errorf("n = %d", n)
-		}
-	})
-}

@@ -53,27 +53,6 @@ func TestAJobRunsOnOneHostEachTime(t *testing.T) {
 	})
 }
 
-func TestALockThatIsHeldSkipsTheJob(t *testing.T) {
-	b := memory.New()
-	one, two := gocronlock.NewLocker(client(t, b)), gocronlock.NewLocker(client(t, b.Peer()))
-	l, err := one.Lock(t.Context(), "k")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := two.Lock(t.Context(), "k"); !errors.Is(err, dlock.ErrHeld) {
-		t.Errorf("got %v", err)
-	}
-	if err := l.Unlock(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if l, err = two.Lock(t.Context(), "k"); err != nil {
-		t.Fatal(err)
-	}
-	if err := l.Unlock(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-}
-
 func TestOneElectorLeadsUntilItLosesOrResigns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := memory.New()
