@@ -3,7 +3,6 @@ package etcd
 import (
 	"context"
 	"errors"
-	"fmt"
 	"strings"
 	"time"
 
@@ -66,17 +65,10 @@ func unanswered(err error) error {
 // failed turns the client's error into that of a call: a refusal, or an unknown outcome. The
 // caller names the operation.
 func (b *Backend) failed(c *base.Call, err error) error {
-	if errors.Is(err, driver.ErrRefused) || errors.Is(err, driver.ErrLost) {
-		return err
-	}
-	over := c.Over()
-	if errors.Is(over, driver.ErrClosed) || errors.Is(over, context.Canceled) || errors.Is(over, context.DeadlineExceeded) {
-		return over
-	}
 	answer := status.Convert(err).Message()
 	switch code(err) {
 	case codes.Unauthenticated, codes.PermissionDenied, codes.InvalidArgument, codes.FailedPrecondition:
-		return &driver.RefusedError{
+		err = &driver.RefusedError{
 			Reason: "etcd refuses: check the user, the password, and the role's permission to read and write under " + b.opt.Path,
 			Err:    errors.New(answer),
 		}
@@ -84,19 +76,16 @@ func (b *Backend) failed(c *base.Call, err error) error {
 		if errors.Is(err, rpctypes.ErrTooManyRequests) {
 			return &driver.RefusedError{RetryAfter: time.Second, Reason: "etcd has too many requests under way"}
 		}
-		return &driver.RefusedError{
+		err = &driver.RefusedError{
 			Reason: "etcd accepts no writes: compact and defragment it or raise its quota, then disarm the alarm",
 			Err:    errors.New(answer),
 		}
 	case codes.Unimplemented:
-		return &driver.RefusedError{Reason: "the server is no etcd of version 3", Err: errors.New(answer)}
+		err = &driver.RefusedError{Reason: "the server is no etcd of version 3", Err: errors.New(answer)}
+	case codes.Internal:
+		err = errors.New(answer)
+	case codes.DeadlineExceeded, codes.Canceled: // of gRPC, which the caller's context is not
+		err = errors.New("no member answered in time")
 	}
-	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) || code(err) == codes.DeadlineExceeded {
-		// The error of the driver's own context must not match the error of the caller's context.
-		return fmt.Errorf("etcd: no member answered within %v", b.opt.CallTimeout)
-	}
-	if code(err) == codes.Internal {
-		return fmt.Errorf("etcd: %s", answer)
-	}
-	return fmt.Errorf("etcd: %w", err)
+	return c.Failed(err)
 }

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
-	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/redlock-go/redlock/driver"
@@ -29,7 +28,7 @@ func (b *Backend) Lookup(ctx context.Context, key string) (*driver.State, error)
 		return nil, err
 	}
 	defer call.End()
-	entries, total, err := b.entries(call, b.Path(key))
+	entries, total, err := b.entries(call, queueSpan(b.Path(key)), mostEntries)
 	if err != nil {
 		return nil, b.failed(call, err)
 	}
@@ -52,27 +51,21 @@ func (b *Backend) timeToLive(ctx context.Context, id clientv3.LeaseID) time.Dura
 	return max(time.Duration(left.TTL)*time.Second, 0)
 }
 
-// entries returns the queue of a lock, from its first entry.
-func (b *Backend) entries(ctx context.Context, path string) ([]entry, int, error) {
-	all := queueSpan(path)
+// entries returns those in a span, in the order in which they were made, and how many there are.
+func (b *Backend) entries(ctx context.Context, in span, most int64) (entries []entry, total int, err error) {
 	got, _, err := call(ctx, b, func(ctx context.Context, c *clientv3.Client) (*clientv3.GetResponse, error) {
-		return c.Get(ctx, all.from, clientv3.WithRange(all.to), clientv3.WithLimit(mostEntries),
+		return c.Get(ctx, in.from, clientv3.WithRange(in.to), clientv3.WithLimit(most),
 			clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend))
 	})
 	if err != nil {
 		return nil, 0, err
 	}
-	return b.parseAll(got.Kvs), int(got.Count), nil
-}
-
-func (b *Backend) parseAll(kvs []*mvccpb.KeyValue) []entry {
-	var entries []entry
-	for _, kv := range kvs {
+	for _, kv := range got.Kvs {
 		if e, ok := b.parse(kv); ok {
 			entries = append(entries, e)
 		}
 	}
-	return entries
+	return entries, int(got.Count), nil
 }
 
 // state makes a state from the queue of one lock: an entry holds the lock if no earlier entry
@@ -85,50 +78,31 @@ func state(key string, entries []entry) *driver.State {
 	return base.QueueState(key, 0, queue)
 }
 
-// pageSize is how many entries List reads at a time.
-const pageSize = 500
-
 // List yields the held keys, without remaining times.
 func (b *Backend) List(ctx context.Context, prefix string, yield func(*driver.State) bool) error {
-	call, err := b.calls.Begin(ctx, forever)
+	call, err := b.calls.Begin(ctx, 10*b.opt.CallTimeout) // there may be many
 	if err != nil {
 		return err
 	}
 	defer call.End()
 	from := b.Path(prefix)
-	to := clientv3.GetPrefixRangeEnd(from)
+	entries, _, err := b.entries(call, span{from, clientv3.GetPrefixRangeEnd(from)}, 0)
+	if err != nil {
+		return b.failed(call, err)
+	}
 	locks := map[string][]entry{} // by their paths
-	for more := true; more; {
-		page, err := b.page(call, from, to)
-		if err != nil {
-			return b.failed(call, err)
-		}
-		for _, e := range b.parseAll(page.Kvs) {
-			if strings.HasPrefix(e.path, b.Path(prefix)) { // otherwise only the entry's name has the prefix
-				locks[e.path] = append(locks[e.path], e)
-			}
-		}
-		if more = page.More; more {
-			from = string(page.Kvs[len(page.Kvs)-1].Key) + "\x00"
+	for _, e := range entries {
+		if strings.HasPrefix(e.path, from) { // otherwise only the entry's name has the prefix
+			locks[e.path] = append(locks[e.path], e)
 		}
 	}
 	for path, entries := range locks {
-		slices.SortFunc(entries, func(x, y entry) int { return int(x.rev - y.rev) })
 		key := unescaper.Replace(strings.TrimPrefix(path, b.opt.Path))
 		if !yield(state(strings.TrimPrefix(key, b.opt.Prefix), entries)) {
 			return nil
 		}
 	}
 	return nil
-}
-
-func (b *Backend) page(ctx context.Context, from, to string) (*clientv3.GetResponse, error) {
-	ctx, cancel := context.WithTimeout(ctx, b.opt.CallTimeout)
-	defer cancel()
-	page, _, err := call(ctx, b, func(ctx context.Context, c *clientv3.Client) (*clientv3.GetResponse, error) {
-		return c.Get(ctx, from, clientv3.WithRange(to), clientv3.WithLimit(pageSize))
-	})
-	return page, err
 }
 
 // Break deletes the entry of the holder with this token. Its owner learns of it at the next
@@ -178,7 +152,7 @@ func (e *entry) exists() clientv3.Cmp {
 
 // holder returns the entry of the holder with this token; driver.ErrLost: there is none.
 func (b *Backend) holder(ctx context.Context, key string, fence uint64) (*entry, error) {
-	entries, _, err := b.entries(ctx, b.Path(key))
+	entries, _, err := b.entries(ctx, queueSpan(b.Path(key)), mostEntries)
 	if err != nil {
 		return nil, err
 	}

@@ -35,33 +35,24 @@ func definite(err error) bool {
 // failed turns the client's error into that of a call: a refusal, or an unknown outcome. The
 // caller names the operation. s is the session that was used, or nil.
 func (b *Backend) failed(c *base.Call, s *session, err error) error {
-	if errors.Is(err, driver.ErrRefused) || errors.Is(err, driver.ErrHeld) || errors.Is(err, driver.ErrLost) || errors.Is(err, driver.ErrClosed) {
-		return err
-	}
-	over := c.Over()
-	if errors.Is(over, driver.ErrClosed) || errors.Is(over, context.Canceled) || errors.Is(over, context.DeadlineExceeded) {
-		return over
-	}
+	late := errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)
 	switch {
 	case errors.Is(err, errLayout):
-		return &driver.RefusedError{Reason: "another program, or another release of this driver, has stored something under " + b.opt.Path +
+		err = &driver.RefusedError{Reason: "another program, or another release of this driver, has stored something under " + b.opt.Path +
 			" in a layout that this one does not know: use that release, or another path"}
 	case errors.Is(err, errEnd):
-		return &driver.RefusedError{Reason: "the fencing tokens of a key under " + b.opt.Path + " are at their end: use another path"}
+		err = &driver.RefusedError{Reason: "the fencing tokens of a key under " + b.opt.Path + " are at their end: use another path"}
 	case errors.Is(err, errSequence):
-		return &driver.RefusedError{RetryAfter: time.Second, Reason: "a key under " + b.opt.Path + " has had almost 2^31 entries, and its node can be made anew " +
+		err = &driver.RefusedError{RetryAfter: time.Second, Reason: "a key under " + b.opt.Path + " has had almost 2^31 entries, and its node can be made anew " +
 			"only while it has none: release its lock, and let its waiters end"}
 	case errors.Is(err, errNoAuth), errors.Is(err, errAuthFailed), errors.Is(err, errInvalidACL):
-		return &driver.RefusedError{Reason: "zookeeper refuses: check the user, the password, and the access control list of " + b.opt.Path, Err: err}
-	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
-		// The error of the driver's own context must not match the error of the caller's context.
-		text := fmt.Sprintf("zookeeper: no server answered within %v", b.opt.CallTimeout)
-		if s != nil {
-			if why := s.why(); why != "" {
-				text += ": " + why
-			}
-		}
-		return errors.New(text)
+		err = &driver.RefusedError{Reason: "zookeeper refuses: check the user, the password, and the access control list of " + b.opt.Path, Err: err}
 	}
-	return fmt.Errorf("zookeeper: %w", err)
+	err = c.Failed(err)
+	if s != nil && late && c.Caller().Err() == nil {
+		if why := s.why(); why != "" {
+			return fmt.Errorf("%w: %s", err, why)
+		}
+	}
+	return err
 }

@@ -4,6 +4,7 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"fmt"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -40,39 +41,27 @@ var recipes = map[string]recipe{
 // sharedMarks are parts of the names of shared entries: of this driver, of Curator, and of kazoo.
 var sharedMarks = []string{"-shared-lock-", "-__READ__", "__rlock__"}
 
-const hexDigits = "0123456789ABCDEF"
-
 // escape makes the name of a node: '%', '/', a leading '.', and all bytes that are not printable
 // ASCII are written as %XX.
 func escape(key string) string {
-	var b strings.Builder
+	var b []byte
 	for i := range len(key) {
 		c := key[i]
 		if c <= ' ' || c >= 0x7f || c == '%' || c == '/' || c == '.' && i == 0 {
-			b.WriteByte('%')
-			b.WriteByte(hexDigits[c>>4])
-			b.WriteByte(hexDigits[c&15])
+			b = fmt.Appendf(b, "%%%02X", c)
 			continue
 		}
-		b.WriteByte(c)
+		b = append(b, c)
 	}
-	return b.String()
+	return string(b)
 }
 
-// unescape is the inverse of escape. Malformed parts stay unchanged.
+// unescape is the inverse of escape. A name that escape does not make stays as it is.
 func unescape(name string) string {
-	var b strings.Builder
-	for i := 0; i < len(name); i++ {
-		if name[i] == '%' && i+2 < len(name) {
-			if n, err := strconv.ParseUint(name[i+1:i+3], 16, 8); err == nil {
-				b.WriteByte(byte(n))
-				i += 2
-				continue
-			}
-		}
-		b.WriteByte(name[i])
+	if key, err := url.PathUnescape(name); err == nil {
+		return key
 	}
-	return b.String()
+	return name
 }
 
 // Path returns the node under which key is stored. A lock that Curator's InterProcessMutex or
