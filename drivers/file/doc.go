@@ -17,7 +17,7 @@
 // but it cannot be interrupted: a cancelled wait would leave its thread behind, which would
 // later take the lock without an owner. So a waiter tries again: on Linux when Watch signals
 // that a holder has released the lock or died (by inotify(7), with one instance per backend
-// while anybody waits; it takes about 0.15 ms between processes), elsewhere by polling.
+// from its first wait on; it takes about 0.15 ms between processes), elsewhere by polling.
 // Processes are served in no particular order.
 //
 // # Files

@@ -15,6 +15,7 @@ import (
 
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 )
 
 var owners atomic.Int64
@@ -41,12 +42,7 @@ func open(t testing.TB, folder string) *Backend {
 	return b
 }
 
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = drivertest.Must
 
 func acquire(t testing.TB, b *Backend, r *driver.Request) *Lease {
 	t.Helper()

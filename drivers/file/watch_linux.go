@@ -19,8 +19,8 @@ var _ driver.Watcher = (*Backend)(nil)
 // watcher notices releases by any process through inotify(7). Only a holder has the key's lock file
 // open for writing. So when the file is closed, by a release or by the kernel after the process
 // died, the lock may be free; and when it is removed, which Break does, too. Then the watch moves
-// to the next file of this name. There is one inotify instance and one goroutine while
-// anybody watches, and none otherwise.
+// to the next file of this name. There is one inotify instance and one goroutine from the first
+// watch until Close.
 type watcher struct {
 	mu     sync.Mutex
 	events *os.File // nil: there is no watch
@@ -80,7 +80,6 @@ func (w *watcher) add(ctx context.Context, path string) (<-chan struct{}, error)
 	}
 	wd, err := watchFile(w.events, path)
 	if err != nil {
-		w.stopIfIdle()
 		return nil, fmt.Errorf("file: watch %s: %w", path, err)
 	}
 	k := w.keys[wd]
@@ -105,7 +104,7 @@ func (w *watcher) start() error {
 	}
 	w.events = os.NewFile(uintptr(fd), "inotify")
 	w.keys = map[int32]*watched{}
-	go w.listen(w.events, w.keys)
+	go w.listen()
 	return nil
 }
 
@@ -121,14 +120,6 @@ func (w *watcher) remove(k *watched, ch chan struct{}) {
 		k.echo.Stop()
 	}
 	unwatchFile(w.events, k.wd)
-	w.stopIfIdle()
-}
-
-func (w *watcher) stopIfIdle() {
-	if w.events != nil && len(w.keys) == 0 {
-		_ = w.events.Close() // ends listen
-		w.events, w.keys = nil, nil
-	}
 }
 
 // close ends the instance and wakes all watchers once more.
@@ -136,25 +127,24 @@ func (w *watcher) close() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.closed = true
-	for wd, k := range w.keys {
+	for _, k := range w.keys {
 		k.wake()
 		if k.echo != nil {
 			k.echo.Stop()
 		}
-		delete(w.keys, wd)
 	}
-	w.stopIfIdle()
+	clear(w.keys)
+	if w.events != nil {
+		_ = w.events.Close() // ends listen
+	}
 }
 
 // listen passes events on until the instance is closed.
-func (w *watcher) listen(events *os.File, keys map[int32]*watched) {
+func (w *watcher) listen() {
 	buf := make([]byte, 4096)
 	for {
-		n, err := events.Read(buf)
+		n, err := w.events.Read(buf)
 		if err != nil {
-			if !errors.Is(err, os.ErrClosed) {
-				w.fail(events)
-			}
 			return
 		}
 		w.mu.Lock()
@@ -163,29 +153,15 @@ func (w *watcher) listen(events *os.File, keys map[int32]*watched) {
 			mask := binary.NativeEndian.Uint32(b[4:])
 			b = b[min(len(b), syscall.SizeofInotifyEvent+int(binary.NativeEndian.Uint32(b[12:]))):]
 			if mask&syscall.IN_Q_OVERFLOW != 0 {
-				for _, k := range keys {
+				for _, k := range w.keys {
 					w.signal(k)
 				}
-			} else if k := keys[wd]; k != nil {
+			} else if k := w.keys[wd]; k != nil {
 				w.signal(k)
 			}
 		}
 		w.mu.Unlock()
 	}
-}
-
-// fail wakes all watchers after events can no longer be read. The next watch starts anew.
-func (w *watcher) fail(events *os.File) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.events != events {
-		return
-	}
-	for wd, k := range w.keys {
-		k.wake()
-		delete(w.keys, wd)
-	}
-	w.stopIfIdle()
 }
 
 // signal wakes the watchers of k, now and once more after echoAfter.

@@ -80,6 +80,7 @@ func TestAnAttemptThatFailedIsNoSignal(t *testing.T) {
 func TestNoDescriptorIsLeft(t *testing.T) {
 	b := open(t, t.TempDir())
 	release(t, acquire(t, b, request("k")))
+	watch(t, b, "k") // the instance stays open
 	files := descriptors(t)
 	for range 50 {
 		l := acquire(t, b, request("k"))

@@ -18,7 +18,7 @@ func TestConformance(t *testing.T) {
 		}
 		t.Run(name, func(t *testing.T) {
 			d := new(Driver)
-			space := &Backend{space: d.space("conformance"), prefix: prefix}
+			space := &Backend{space: d.space("conformance"), prefix: prefix, info: own}
 			redlocktest.Run(t, redlocktest.Harness{
 				Open:    func() (driver.Backend, error) { return space.Peer(), nil },
 				Driver:  d,

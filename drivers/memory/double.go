@@ -19,7 +19,7 @@ func (b *Backend) Hold(key string) (release func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
-	e := s.entry(b.key(key), now)
+	e := s.entry(b.prefix+key, now)
 	s.holds++
 	h := hold{
 		owner: fmt.Sprintf("another/%d", s.holds),
@@ -45,7 +45,7 @@ func (b *Backend) Hold(key string) (release func()) {
 func (b *Backend) Expire(key string) {
 	b.space.mu.Lock()
 	defer b.space.mu.Unlock()
-	if e := b.space.entries[b.key(key)]; e != nil {
+	if e := b.space.entries[b.prefix+key]; e != nil {
 		e.evict(time.Now(), func(*hold) bool { return true })
 	}
 }

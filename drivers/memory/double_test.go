@@ -9,17 +9,18 @@ import (
 
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 	"github.com/redlock-go/redlock/drivers/memory"
 )
+
+var must = drivertest.Must
 
 var errCut = errors.New("connection reset")
 
 func newClient(t *testing.T, b *memory.Backend, opts ...dlock.Option) *dlock.Client {
 	t.Helper()
 	c, err := dlock.New(b, append(opts, dlock.WithLogger(nil))...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = c.Close() })
 	return c
 }
@@ -27,9 +28,7 @@ func newClient(t *testing.T, b *memory.Backend, opts ...dlock.Option) *dlock.Cli
 func lock(t *testing.T, c *dlock.Client, key string, opts ...dlock.LockOption) *dlock.Lease {
 	t.Helper()
 	l, err := c.TryLock(t.Context(), key, opts...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return l
 }
 
@@ -109,9 +108,7 @@ func TestALossIsToldAtOnce(t *testing.T) {
 		<-l.Done()
 	}
 	l := lock(t, c, "k")
-	if err := l.Unlock(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, l.Unlock())
 	b.Expire("k")
 	if !errors.Is(l.Err(), dlock.ErrReleased) || c.Stats().Lost != 3 {
 		t.Errorf("after its release: %v, and %d were lost", l.Err(), c.Stats().Lost)
@@ -121,9 +118,7 @@ func TestALossIsToldAtOnce(t *testing.T) {
 func TestALossBeforeAnybodyAskedIsTold(t *testing.T) {
 	b := memory.New()
 	l, err := b.Acquire(t.Context(), &driver.Request{Key: "k", Owner: "o/1", TTL: time.Hour})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	b.Expire("k")
 	select {
 	case <-l.Grant().Lost:

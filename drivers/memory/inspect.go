@@ -12,7 +12,7 @@ import (
 // Lookup returns the state of key.
 func (b *Backend) Lookup(ctx context.Context, key string) (state *driver.State, err error) {
 	err = b.call(ctx, false, func(_, now time.Time) error {
-		if e := b.space.entries[b.key(key)]; e != nil {
+		if e := b.space.entries[b.prefix+key]; e != nil {
 			state = b.state(e, now)
 		} else {
 			state = &driver.State{Key: key}
@@ -27,7 +27,7 @@ func (b *Backend) List(ctx context.Context, prefix string, yield func(*driver.St
 	var states []*driver.State // before the first is given to yield, which may call the backend
 	err := b.call(ctx, false, func(_, now time.Time) error {
 		for key, e := range b.space.entries {
-			if !strings.HasPrefix(key, b.key(prefix)) {
+			if !strings.HasPrefix(key, b.prefix+prefix) {
 				continue
 			}
 			if s := b.state(e, now); len(s.Holders) > 0 {
@@ -70,7 +70,7 @@ func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 func (b *Backend) Break(ctx context.Context, key string, h driver.Holder) error {
 	return b.call(ctx, false, func(_, now time.Time) error {
 		err := driver.ErrLost
-		if e := b.space.entries[b.key(key)]; e != nil {
+		if e := b.space.entries[b.prefix+key]; e != nil {
 			e.purge(now)
 			e.evict(now, func(other *hold) bool {
 				if other.fence == h.Fence {

@@ -58,7 +58,7 @@ func (l *lease) Grant() driver.Grant {
 
 func (l *lease) grant() driver.Grant {
 	g := driver.Grant{Expires: l.expires, Clock: wall(l.clock), Server: l.entry.space.server}
-	if l.backend.has(driver.FeatureFencing) {
+	if l.backend.info.Features.Has(driver.FeatureFencing) {
 		g.Fence = l.fence
 	}
 	switch b := l.backend; {

@@ -17,7 +17,11 @@ import (
 // MaxTTL is the longest TTL that is granted.
 const MaxTTL = 24 * time.Hour
 
-const features = driver.FeatureShared | driver.FeatureFencing | driver.FeatureQueueing | driver.FeatureQuorumNode | driver.FeatureKeep | driver.FeatureOrdered
+// own is the Info of this package's backends.
+var own = driver.Info{
+	Name: "memory", MinTTL: driver.MinTTL, MaxTTL: MaxTTL,
+	Features: driver.FeatureShared | driver.FeatureFencing | driver.FeatureQueueing | driver.FeatureQuorumNode | driver.FeatureKeep | driver.FeatureOrdered,
+}
 
 // Driver opens backends by URL and keeps the named lock spaces. The zero Driver is ready for
 // use. Two Drivers share nothing.
@@ -42,7 +46,7 @@ func (d *Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 	if err := dsn.Query(query).Err(); err != nil {
 		return nil, err
 	}
-	return &Backend{space: d.space(name), prefix: cfg.Prefix}, nil
+	return &Backend{space: d.space(name), prefix: cfg.Prefix, info: own}, nil
 }
 
 func (d *Driver) space(name string) *space {
@@ -73,8 +77,8 @@ type Backend struct {
 	space  *space
 	prefix string
 
-	standsFor *driver.Info           // of the backend that it replaces in a test; nil: none
-	outage    atomic.Pointer[outage] // nil: there is none
+	info   driver.Info            // own, or of the backend that it replaces in a test
+	outage atomic.Pointer[outage] // nil: there is none
 
 	// Guarded by space.mu.
 	closed bool
@@ -103,10 +107,9 @@ type Options struct {
 // New returns a backend on a lock space of its own, which no URL reaches. It takes one
 // *Options at most; none and nil stand for the zero Options.
 func New(o ...*Options) *Backend {
-	b := &Backend{space: newSpace("")}
+	b := &Backend{space: newSpace(""), info: own}
 	if len(o) > 0 && o[0] != nil && o[0].Info != (driver.Info{}) {
-		info := o[0].Info
-		b.standsFor = &info
+		b.info = o[0].Info
 	}
 	return b
 }
@@ -114,20 +117,11 @@ func New(o ...*Options) *Backend {
 // Peer returns another backend on the same lock space, like one in another process: SetOutage
 // and Close of one do not affect the other.
 func (b *Backend) Peer() *Backend {
-	return &Backend{space: b.space, prefix: b.prefix, standsFor: b.standsFor}
+	return &Backend{space: b.space, prefix: b.prefix, info: b.info}
 }
 
 // Info describes the backend: with all features of this package, or those of Options.
-func (b *Backend) Info() driver.Info {
-	if b.standsFor != nil {
-		return *b.standsFor
-	}
-	return driver.Info{Name: "memory", Features: features, MinTTL: driver.MinTTL, MaxTTL: MaxTTL}
-}
-
-func (b *Backend) has(f driver.Features) bool {
-	return b.standsFor == nil && features.Has(f) || b.standsFor != nil && b.standsFor.Features.Has(f)
-}
+func (b *Backend) Info() driver.Info { return b.info }
 
 // String returns the address of the lock space: the URL that opens it, or a unique
 // name where New made it.
@@ -147,12 +141,12 @@ func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Leas
 	var l *lease
 	var w *waiter
 	err := b.call(ctx, false, func(start, now time.Time) error {
-		e := b.space.entry(b.key(req.Key), now)
+		e := b.space.entry(b.prefix+req.Key, now)
 		fence, err := e.take(b, req, now)
 		switch {
 		case err == nil:
 			l = b.lease(e, req, fence, start, now)
-		case req.Wait && b.has(driver.FeatureQueueing) && errors.Is(err, driver.ErrHeld):
+		case req.Wait && b.info.Features.Has(driver.FeatureQueueing) && errors.Is(err, driver.ErrHeld):
 			w = e.enqueue(b, req, now)
 		default:
 			return err
@@ -242,13 +236,6 @@ func (b *Backend) call(ctx context.Context, renewal bool, f func(start, now time
 	return f(start, time.Now())
 }
 
-func (b *Backend) key(key string) string {
-	if b.prefix == "" {
-		return key
-	}
-	return b.prefix + key
-}
-
 // Watch returns a channel that gets a value when a holder of key or a waiter for it
 // goes, and when the backend fails or closes. It does not block.
 func (b *Backend) Watch(ctx context.Context, key string) (<-chan struct{}, error) {
@@ -257,7 +244,7 @@ func (b *Backend) Watch(ctx context.Context, key string) (<-chan struct{}, error
 	}
 	w := &watch{backend: b, ch: make(chan struct{}, 1)}
 	err := b.call(ctx, false, func(_, now time.Time) error {
-		w.entry = b.space.entry(b.key(key), now)
+		w.entry = b.space.entry(b.prefix+key, now)
 		if w.entry.watches == nil {
 			w.entry.watches = map[*watch]struct{}{}
 		}
@@ -291,7 +278,7 @@ func (b *Backend) Close() error {
 	b.setOutage(nil)
 	b.interrupt(driver.ErrClosed)
 	for _, e := range b.space.entries {
-		if b.has(driver.FeatureSession) {
+		if b.info.Features.Has(driver.FeatureSession) {
 			e.evict(time.Now(), func(h *hold) bool { return h.backend == b })
 		}
 		for w := range e.watches {

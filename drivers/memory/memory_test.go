@@ -12,6 +12,7 @@ import (
 
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/quorum"
+	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 )
 
 const ttl = 10 * time.Second
@@ -27,21 +28,7 @@ func request(key string, change ...func(*driver.Request)) *driver.Request {
 	return r
 }
 
-func acquire(t *testing.T, b *Backend, r *driver.Request) driver.Lease {
-	t.Helper()
-	l, err := b.Acquire(t.Context(), r)
-	if err != nil {
-		t.Fatalf("acquire %q: %v", r.Key, err)
-	}
-	return l
-}
-
-func release(t *testing.T, l driver.Lease) {
-	t.Helper()
-	if err := l.Release(t.Context()); err != nil {
-		t.Fatalf("release: %v", err)
-	}
-}
+var acquire, release, must = drivertest.Grant, drivertest.Release, drivertest.Must
 
 func wantErr(t *testing.T, what string, err, want error) {
 	t.Helper()
@@ -143,43 +130,31 @@ func TestAWaitCountsFromItsConfirmation(t *testing.T) {
 
 func TestAGrantThatEndsBeforeItsConfirmationIsNone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := New()
-		l := acquire(t, b, request("k"))
-		w := b.space.entries["k"].enqueue(b, request("k"), time.Now())
-		release(t, l)
-		time.Sleep(2 * idle) // its TTL passes
-		other := acquire(t, b, request("k"))
-		if got, err := b.confirm(t.Context(), w); got != nil || err != nil {
-			t.Fatalf("confirm: %v, %v; another owner has the key", got, err)
-		}
-		release(t, other)
-		got, err := b.confirm(t.Context(), w)
-		if err != nil || got == nil {
-			t.Fatalf("confirm: %v, %v; want the second grant", got, err)
-		}
-		if got.Grant().Fence <= other.Grant().Fence {
-			t.Errorf("token %d after %d", got.Grant().Fence, other.Grant().Fence)
-		}
-
-		// The same once more, and the entry is dropped in between.
-		w = b.space.entries["k"].enqueue(b, request("k"), time.Now())
-		release(t, got)
-		time.Sleep(2 * idle)
-		b.space.mu.Lock()
-		b.space.sweep(time.Now())
-		b.space.mu.Unlock()
-		if len(b.space.entries) != 0 {
-			t.Fatal("the sweep kept the entry")
-		}
-		other = acquire(t, b, request("k"))
-		for range 2 {
-			if got, err := b.confirm(t.Context(), w); got != nil || err != nil {
-				t.Fatalf("confirm after a sweep: %v, %v; another owner has the key", got, err)
+		for _, dropped := range []bool{false, true} { // the entry, in between
+			b := New()
+			l := acquire(t, b, request("k"))
+			w := b.space.entries["k"].enqueue(b, request("k"), time.Now())
+			release(t, l)
+			time.Sleep(2 * idle) // its TTL passes
+			if dropped {
+				b.space.mu.Lock()
+				b.space.sweep(time.Now())
+				b.space.mu.Unlock()
+				if len(b.space.entries) != 0 {
+					t.Fatal("the sweep kept the entry")
+				}
 			}
-		}
-		release(t, other)
-		if got, err := b.confirm(t.Context(), w); got == nil || err != nil {
-			t.Fatalf("confirm after a sweep: %v, %v; want a grant", got, err)
+			other := acquire(t, b, request("k"))
+			for range 2 {
+				if got, err := b.confirm(t.Context(), w); got != nil || err != nil {
+					t.Fatalf("confirm: %v, %v; another owner has the key", got, err)
+				}
+			}
+			release(t, other)
+			got, err := b.confirm(t.Context(), w)
+			if err != nil || got == nil || got.Grant().Fence <= other.Grant().Fence {
+				t.Fatalf("confirm: %v, %v; want the second grant, with a token above %d", got, err, other.Grant().Fence)
+			}
 		}
 	})
 }
@@ -282,9 +257,7 @@ func TestASweepKeepsWhatIsHeldWatchedOrWaitedFor(t *testing.T) {
 		b := New()
 		held := acquire(t, b, request("held", func(r *driver.Request) { r.TTL = MaxTTL }))
 		watched, err := b.Watch(t.Context(), "watched")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		time.Sleep(time.Hour)
 		b.space.mu.Lock()
 		b.space.sweep(time.Now())

@@ -19,12 +19,7 @@ import (
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = drivertest.Must
 
 // refusal is the reason of a refusal, and empty for any other error.
 func refusal(err error) string {

@@ -25,6 +25,8 @@ import (
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
+var must = drivertest.Must
+
 // client is connect for a test.
 func client(t testing.TB, g *server.Group) *zk.Conn {
 	t.Helper()
@@ -32,13 +34,6 @@ func client(t testing.TB, g *server.Group) *zk.Conn {
 	must(t, err)
 	t.Cleanup(c.Close)
 	return c
-}
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 // srvr returns a server's answer to the command srvr.

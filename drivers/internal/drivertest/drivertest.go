@@ -16,6 +16,14 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
+// Must ends the test after an error.
+func Must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // Verdict names what an error of a backend says: "granted" (nil), "held", "lost", "refused",
 // "invalid" or "closed", and "unknown" for any other.
 func Verdict(err error) string {
