@@ -96,6 +96,9 @@ func TestDocuments(t *testing.T) {
 			wrapped(t, path, text)
 		}
 	}
+	if n := len(documents[filepath.Join(root, "README.md")]); n > 9<<10 {
+		t.Errorf("README has %d bytes, and is for somebody with five minutes: at most 9 KiB", n)
+	}
 	if len(tests) < 500 || len(suite) < 50 || len(documents) < 15 {
 		t.Errorf("%d tests, %d cases and %d documents were found", len(tests), len(suite), len(documents))
 	}
