@@ -3,7 +3,6 @@ package dlock_test
 import (
 	"context"
 	"errors"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -58,42 +57,6 @@ func TestDoAllIsAllOrNothing(t *testing.T) {
 		if n := held(t, space); n != 1 {
 			t.Errorf("%d keys are held, want the other's alone", n)
 		}
-	})
-}
-
-// Callers that name the keys in different orders never deadlock, and never have a key at the
-// same time.
-func TestDoAllInAnyOrderNeverDeadlocks(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		space := memory.New()
-		keys := []string{"a", "b", "c", "d"}
-		var in [4]sync.Mutex
-		var wg sync.WaitGroup
-		for range 8 {
-			c := newClient(t, space.Peer())
-			wg.Go(func() {
-				for range 50 {
-					mine := slices.Clone(keys)
-					rand.Shuffle(len(mine), func(i, j int) { mine[i], mine[j] = mine[j], mine[i] })
-					mine = mine[:1+rand.IntN(4)]
-					err := dlock.DoAll(t.Context(), c, mine, func(context.Context) error {
-						for _, key := range mine {
-							if !in[key[0]-'a'].TryLock() {
-								t.Errorf("%s has two holders", key)
-								return nil
-							}
-							defer in[key[0]-'a'].Unlock()
-						}
-						time.Sleep(time.Duration(rand.IntN(1000)))
-						return nil
-					})
-					if err != nil {
-						t.Error(err)
-					}
-				}
-			})
-		}
-		wg.Wait()
 	})
 }
 

@@ -61,6 +61,9 @@ func TestSlotsAreTakenUntilNoneIsFree(t *testing.T) {
 		if _, err := c.TryLock(t.Context(), "k", dlock.WithSlots(5)); !errors.Is(err, dlock.ErrHeld) {
 			t.Errorf("no slot is free: got %v", err)
 		}
+		if _, err := c.TryLock(t.Context(), "k", dlock.WithSlots(4)); !errors.Is(err, dlock.ErrHeld) {
+			t.Errorf("no slot is free of another number of them: got %v", err)
+		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		if _, err := c.Lock(ctx, "k", dlock.WithSlots(5)); !errors.Is(err, dlock.ErrHeld) || !errors.Is(err, context.DeadlineExceeded) {
@@ -133,124 +136,5 @@ func TestASlotThatIsFreedElsewhereIsTakenWithinASecond(t *testing.T) {
 				t.Fatalf("%d slots: %d keys are left", n, left)
 			}
 		}
-	})
-}
-
-// Many processes use different numbers of slots; some are cut off or closed while they hold
-// one.
-func TestNeverMoreHoldersThanSlotsAndAllAreUsed(t *testing.T) {
-	everyWait(t, func(t *testing.T, space *memory.Backend, _ func() *dlock.Client) {
-		const ttl = 2 * time.Second
-		var (
-			mu      sync.Mutex
-			holding = map[*dlock.Lease]bool{}
-			tokens  = map[int]uint64{}
-			most    int
-			grants  int
-		)
-		took := func(l *dlock.Lease) {
-			mu.Lock()
-			defer mu.Unlock()
-			holding[l] = true
-			grants++
-			valid := map[int]bool{}
-			n := 0
-			for l := range holding {
-				if l.Err() == nil {
-					n++
-					valid[l.Slot()] = true
-				}
-			}
-			most = max(most, n)
-			if n > 4 || len(valid) != n {
-				t.Errorf("%d holders in slots %v", n, valid)
-			}
-			if l.Fence() <= tokens[l.Slot()] {
-				t.Errorf("slot %d: token %d after %d", l.Slot(), l.Fence(), tokens[l.Slot()])
-			}
-			tokens[l.Slot()] = l.Fence()
-		}
-		runs := 2 * time.Minute
-		if testing.Short() {
-			runs = 30 * time.Second
-		}
-		end := time.Now().Add(runs)
-		var wg sync.WaitGroup
-		for p := range 6 {
-			wg.Go(func() {
-				for time.Now().Before(end) { // a process lives for some seconds
-					b := space.Peer()
-					c, err := dlock.New(b, dlock.WithLogger(nil))
-					if err != nil {
-						t.Error(err)
-						return
-					}
-					ctx, cancel := context.WithTimeout(t.Context(), time.Duration(1+rand.IntN(8))*time.Second)
-					var workers sync.WaitGroup
-					for range 3 {
-						workers.Go(func() {
-							for ctx.Err() == nil {
-								l, err := c.Lock(ctx, "k", dlock.WithSlots(4-p%2), dlock.WithTTL(ttl))
-								if err != nil {
-									continue
-								}
-								took(l)
-								select {
-								case <-time.After(time.Duration(rand.IntN(400)) * time.Millisecond):
-								case <-l.Done():
-								}
-								mu.Lock()
-								delete(holding, l)
-								mu.Unlock()
-								_ = l.Unlock()
-							}
-						})
-					}
-					if p == 5 || rand.IntN(2) == 0 {
-						<-ctx.Done()
-						b.Fail(errOutage) // killed: nothing is released
-					}
-					workers.Wait()
-					cancel()
-					_ = c.Close()
-				}
-			})
-		}
-		wg.Wait()
-		if most != 4 || grants < 200 {
-			t.Errorf("at most %d holders in %d grants", most, grants)
-		}
-		t.Logf("%d grants", grants)
-	})
-}
-
-// The calls of one client are served in order.
-func TestWaitersForSlotsOfOneClientAreServedInOrder(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		space := memory.New()
-		holder, c := newClient(t, space), newClient(t, space.Peer())
-		a, b := lock(t, holder, "k", dlock.WithSlots(2)), lock(t, holder, "k", dlock.WithSlots(2))
-		got := make(chan int, 20)
-		var wg sync.WaitGroup
-		for i := range 20 {
-			wg.Go(func() {
-				l, err := c.Lock(t.Context(), "k", dlock.WithSlots(2))
-				if err != nil {
-					t.Error(err)
-				}
-				got <- i
-				time.Sleep(time.Millisecond)
-				_ = l.Unlock()
-			})
-			synctest.Wait()
-		}
-		unlock(t, a)
-		unlock(t, b)
-		for i := range 20 {
-			if n := <-got; n/2 != i/2 { // two at a time
-				t.Errorf("call %d came as number %d", n, i)
-			}
-		}
-		wg.Wait()
 	})
 }

@@ -52,40 +52,23 @@ func newDoctor(c *call) func() error {
 	}
 }
 
-// writeFindings writes the warnings, each with its remedy, then the notes as a table, then a count.
+// writeFindings writes each finding with its remedy, and then a count.
 func writeFindings(w io.Writer, found []driver.Diagnostic, where string) {
 	counts := map[driver.Severity]int{}
-	notes := [][]string{{"NOTE", "WHERE", "FOUND"}}
 	for i := range found {
 		f := &found[i]
 		counts[f.Severity]++
-		code, node, summary, remedy := printable.Text(f.Code), printable.Text(f.Node), printable.Text(f.Summary), printable.Text(f.Remedy)
-		if f.Severity == driver.SeverityNote {
-			if remedy != "" {
-				summary += " (" + remedy + ")"
-			}
-			notes = append(notes, []string{code, node, summary})
-			continue
-		}
+		node := printable.Text(f.Node)
 		if node != "" {
 			node += ": "
 		}
-		fmt.Fprintf(w, "%s %s: %s%s\n", f.Severity, code, node, summary)
-		if remedy != "" {
-			fmt.Fprintf(w, "    fix: %s\n", remedy)
+		fmt.Fprintf(w, "%s %s: %s%s\n", f.Severity, printable.Text(f.Code), node, printable.Text(f.Summary))
+		if f.Remedy != "" {
+			fmt.Fprintf(w, "    fix: %s\n", printable.Text(f.Remedy))
 		}
 		if f.Command != "" {
 			fmt.Fprintf(w, "    run: %s\n", printable.Text(f.Command))
 		}
-	}
-	if len(notes) > 1 {
-		if len(notes) <= len(found) {
-			fmt.Fprintln(w)
-		}
-		writeTable(w, "", notes)
-	}
-	if len(found) > 0 {
-		fmt.Fprintln(w)
 	}
 	fmt.Fprintf(w, "unsafe: %d, warnings: %d, notes: %d, %s\n", counts[driver.SeverityUnsafe], counts[driver.SeverityWarning], counts[driver.SeverityNote], where)
 }

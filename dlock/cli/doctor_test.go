@@ -404,7 +404,7 @@ func TestDoctorIsReadByPeople(t *testing.T) {
 		"unsafe maxmemory-policy: redis://" + s.Addr() + "/0: maxmemory-policy is allkeys-lru: the server may evict a lock that is held, or its counter\n" +
 			"    fix: set maxmemory-policy noeviction\n" +
 			"    run: redis-cli -h " + host + " -p " + port + " CONFIG SET maxmemory-policy noeviction\n",
-		"\nNOTE ", "\nunsafe: 1, warnings: 1, ",
+		"\nnote ", "\nunsafe: 1, warnings: 1, ",
 	} {
 		if !strings.Contains(out, line) {
 			t.Errorf("it lacks %q:\n%s", line, out)

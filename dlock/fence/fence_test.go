@@ -50,68 +50,31 @@ func TestCheckComparesTokens(t *testing.T) {
 	}
 }
 
-// tokenless is memory without tokens.
-type tokenless struct{ driver.Backend }
-
-type tokenlessLease struct{ driver.Lease }
-
-func (l tokenlessLease) Grant() driver.Grant {
-	g := l.Lease.Grant()
-	g.Fence = 0
-	return g
-}
-
-func (b tokenless) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
-	l, err := b.Backend.Acquire(ctx, r)
-	if err != nil {
-		return nil, err
-	}
-	return tokenlessLease{l}, nil
-}
-
 func TestTokenRefusesNoneAndEnded(t *testing.T) {
-	b := memory.New()
-	locks, err := dlock.New(b, dlock.WithLogger(nil))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer locks.Close() //nolint:errcheck // the test is over
-	if _, err := fence.Token(t.Context(), "k"); !errors.Is(err, dlock.ErrInvalid) {
-		t.Errorf("outside of a lock: %v", err)
-	}
-	err = dlock.Do(t.Context(), locks, "k", func(ctx context.Context) error {
-		if token, err := fence.Token(ctx, "k"); err != nil || token == 0 {
-			t.Errorf("under the lock: %d, %v", token, err)
-		}
-		if _, err := fence.Token(ctx, "other"); !errors.Is(err, dlock.ErrInvalid) {
-			t.Errorf("under another key's lock: %v", err)
-		}
-		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	locks := client()
+	defer locks.Close()
 	lease, err := locks.Lock(t.Context(), "k", dlock.WithMaxHold(time.Millisecond))
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := lease.Context(t.Context())
 	defer cancel()
+	if _, err := fence.Token(ctx, "other"); !errors.Is(err, dlock.ErrInvalid) {
+		t.Errorf("under another key's lock: %v", err)
+	}
 	<-lease.Done()
 	if _, err := fence.Token(ctx, "k"); !errors.Is(err, dlock.ErrLost) {
 		t.Errorf("after the end: %v", err)
 	}
-	none, err := dlock.New(tokenless{memory.New()})
+	none, err := dlock.New(memory.New(&memory.Options{Info: driver.Info{Name: "none", MinTTL: driver.MinTTL, MaxTTL: time.Hour}}))
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer none.Close() //nolint:errcheck // the test is over
-	_ = dlock.Do(t.Context(), none, "k", func(ctx context.Context) error {
-		if _, err := fence.Token(ctx, "k"); !errors.Is(err, dlock.ErrInvalid) {
-			t.Errorf("without tokens: %v", err)
-		}
-		return nil
-	})
+	defer none.Close()
+	err = dlock.Do(t.Context(), none, "k", func(ctx context.Context) error { _, err := fence.Token(ctx, "k"); return err })
+	if !errors.Is(err, dlock.ErrInvalid) {
+		t.Errorf("without tokens: %v", err)
+	}
 }
 
 func TestOnlyTheRefusalOfTheScriptIsStale(t *testing.T) {

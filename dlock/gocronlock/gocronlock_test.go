@@ -117,12 +117,3 @@ func Example() {
 	fmt.Println("ran once on all hosts")
 	// Output: ran once on all hosts
 }
-
-var _ = lockedScheduler
-
-// lockedScheduler is the code of the page on schedulers.
-func lockedScheduler(locks *dlock.Client) (gocron.Scheduler, error) {
-	s, err := gocron.NewScheduler(gocron.WithDistributedLocker(
-		gocronlock.NewLocker(locks, dlock.WithMinHold(10*time.Second))))
-	return s, err
-}
