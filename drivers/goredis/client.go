@@ -242,10 +242,10 @@ func flat(reply any) any {
 
 // Subscribe opens a subscription. After a break go-redis would reopen it without reporting
 // that; so it is closed, and redisnode opens another.
-func (c *client) Subscribe(ctx context.Context, sink redisnode.Sink, channels []string) (redisnode.Subscription, error) {
-	s := &subscription{client: c, sink: sink}
+func (c *client) Subscribe(ctx context.Context, sink redisnode.Sink, key, channel string) (redisnode.Subscription, error) {
+	s := &subscription{client: c, channel: channel, sink: sink}
 	if cluster, ok := c.inner.(*redis.ClusterClient); ok {
-		primary, err := cluster.MasterForKey(ctx, channels[len(channels)-1])
+		primary, err := cluster.MasterForKey(ctx, key)
 		if err != nil {
 			c.reload(err)
 			return nil, c.translate(err)
@@ -254,8 +254,8 @@ func (c *client) Subscribe(ctx context.Context, sink redisnode.Sink, channels []
 	} else {
 		s.pubsub = c.redis.Subscribe(ctx)
 	}
-	if err := s.pubsub.Subscribe(ctx, channels...); err != nil {
-		_ = s.pubsub.Close()
+	if err := s.Again(ctx); err != nil {
+		s.Close()
 		c.reload(err)
 		return nil, c.translate(err)
 	}
@@ -264,20 +264,14 @@ func (c *client) Subscribe(ctx context.Context, sink redisnode.Sink, channels []
 }
 
 type subscription struct {
-	client *client
-	pubsub *redis.PubSub
-	sink   redisnode.Sink
+	client  *client
+	channel string
+	pubsub  *redis.PubSub
+	sink    redisnode.Sink
 }
 
-// Add subscribes to channels.
-func (s *subscription) Add(ctx context.Context, channels ...string) error {
-	return s.pubsub.Subscribe(ctx, channels...)
-}
-
-// Remove ends the subscription to channels.
-func (s *subscription) Remove(ctx context.Context, channels ...string) error {
-	return s.pubsub.Unsubscribe(ctx, channels...)
-}
+// Again subscribes to the channel.
+func (s *subscription) Again(ctx context.Context) error { return s.pubsub.Subscribe(ctx, s.channel) }
 
 func (s *subscription) Close() { _ = s.pubsub.Close() }
 
@@ -298,10 +292,10 @@ func (s *subscription) receive() {
 		switch m := message.(type) {
 		case *redis.Subscription:
 			if m.Kind == "subscribe" {
-				s.sink.Subscribed(m.Channel)
+				s.sink.Subscribed()
 			}
 		case *redis.Message:
-			s.sink.Message(m.Channel, m.Payload)
+			s.sink.Message(m.Payload)
 		}
 	}
 }

@@ -67,10 +67,10 @@
 // meanwhile, a token of an unused lock may repeat. There is a counter per key, and not one hash
 // for all, because one SET … GET reads and raises it, traffic on other keys does not keep it
 // alive, and it ends by itself. A release is published to the first waiter, on a channel of
-// that waiter's process, or on <prefix>redlock1:free:{…} to all who watch. In a Cluster it is
-// ordinary pub/sub, and a waiter listens on the server that serves its key, so that no message
-// depends on the connections between nodes. If nobody waits nothing is published. The wait
-// queue is a sorted set
+// that waiter's process, <prefix>redlock1:free:…. In a Cluster it is ordinary pub/sub, and a
+// waiter listens on the server that serves its key, so that no message depends on the
+// connections between nodes. If nobody waits nothing is published. The wait queue is a sorted
+// set
 //
 //	<prefix>redlock1:queue:{<prefix><key>}
 //
@@ -95,9 +95,8 @@
 //
 // Some rights may be missing. Without INFO a restart of the server goes unnoticed, and there is
 // no restart guard (which also needs Redis 7, because Redis 6 keeps scripts over a restart).
-// Without pub/sub waiters poll, and one notice says so. Without the wait queue (+zadd +zpopmin
-// +zrem +zrange) a release wakes all waiters at once. Without MGET and EXISTS each request is a
-// script of its own. SELECT is only for databases other than 0. The sentinels' own user needs
+// Without pub/sub, or without the wait queue (+zadd +zpopmin +zrem +zrange), waiters poll, and one
+// notice says so. Without MGET and EXISTS each request is a script of its own. SELECT is only for databases other than 0. The sentinels' own user needs
 // +sentinel +subscribe.
 //
 // # Waiting

@@ -67,7 +67,7 @@ func (g *generous) Exec(ctx context.Context, calls []*redisnode.Call) {
 
 func (*generous) Servers(context.Context) ([]redisnode.Server, error) { return nil, nil }
 
-func (*generous) Subscribe(context.Context, redisnode.Sink, []string) (redisnode.Subscription, error) {
+func (*generous) Subscribe(context.Context, redisnode.Sink, string, string) (redisnode.Subscription, error) {
 	return nil, errors.New("no")
 }
 

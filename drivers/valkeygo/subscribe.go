@@ -12,27 +12,27 @@ import (
 
 // Subscribe opens a subscription on a connection of its own. The library connects at the first command:
 // in a Cluster to the server of that command's key, or to a random server if it has no key.
-func (c *client) Subscribe(ctx context.Context, sink redisnode.Sink, channels []string) (redisnode.Subscription, error) {
+func (c *client) Subscribe(ctx context.Context, sink redisnode.Sink, key, channel string) (redisnode.Subscription, error) {
 	v, err := c.get()
 	if err != nil {
 		return nil, err
 	}
 	conn, release := v.Dedicate()
-	s := &subscription{client: c, conn: conn, close: sync.OnceFunc(func() {
+	s := &subscription{client: c, conn: conn, channel: channel, close: sync.OnceFunc(func() {
 		go func() { // the library waits for an answer
 			conn.Close()
 			release()
 		}()
 	})}
 	if inCluster(v) {
-		err = s.do(ctx, conn.B().Eval().Script("return 1").Numkeys(1).Key(channels[len(channels)-1]).Build())
+		err = s.do(ctx, conn.B().Eval().Script("return 1").Numkeys(1).Key(key).Build())
 	}
 	if err == nil {
 		broken := conn.SetPubSubHooks(valkey.PubSubHooks{
-			OnMessage: func(m valkey.PubSubMessage) { sink.Message(m.Channel, m.Message) },
+			OnMessage: func(m valkey.PubSubMessage) { sink.Message(m.Message) },
 			OnSubscription: func(m valkey.PubSubSubscription) {
 				if m.Kind == "subscribe" {
-					sink.Subscribed(m.Channel)
+					sink.Subscribed()
 				}
 			},
 		})
@@ -43,7 +43,7 @@ func (c *client) Subscribe(ctx context.Context, sink redisnode.Sink, channels []
 			}
 			sink.Broken(c.translate(err))
 		}()
-		err = s.Add(ctx, channels...)
+		err = s.Again(ctx)
 	}
 	if err != nil {
 		s.Close()
@@ -54,19 +54,15 @@ func (c *client) Subscribe(ctx context.Context, sink redisnode.Sink, channels []
 
 // A subscription waits for the answer to each command.
 type subscription struct {
-	client *client
-	conn   valkey.DedicatedClient
-	close  func()
+	client  *client
+	conn    valkey.DedicatedClient
+	channel string
+	close   func()
 }
 
-// Add subscribes to channels.
-func (s *subscription) Add(ctx context.Context, channels ...string) error {
-	return s.do(ctx, s.conn.B().Subscribe().Channel(channels...).Build())
-}
-
-// Remove ends the subscription to channels.
-func (s *subscription) Remove(ctx context.Context, channels ...string) error {
-	return s.do(ctx, s.conn.B().Unsubscribe().Channel(channels...).Build())
+// Again subscribes to the channel.
+func (s *subscription) Again(ctx context.Context) error {
+	return s.do(ctx, s.conn.B().Subscribe().Channel(s.channel).Build())
 }
 
 // Close ends the subscription.

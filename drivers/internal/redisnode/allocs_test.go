@@ -29,7 +29,7 @@ func (instant) Exec(_ context.Context, calls []*Call) {
 
 func (instant) Servers(context.Context) ([]Server, error) { return nil, nil }
 
-func (instant) Subscribe(context.Context, Sink, []string) (Subscription, error) {
+func (instant) Subscribe(context.Context, Sink, string, string) (Subscription, error) {
 	return nil, errors.New("no")
 }
 

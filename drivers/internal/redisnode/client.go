@@ -17,10 +17,9 @@ type Client interface {
 	// than at the end of ctx.
 	Servers(ctx context.Context) ([]Server, error)
 
-	// Subscribe opens a connection for pub/sub, subscribes to channels, at least one, and from
-	// then on reports to sink. In a Cluster the connection is to the server of the last
-	// channel's slot.
-	Subscribe(ctx context.Context, sink Sink, channels []string) (Subscription, error)
+	// Subscribe opens a connection for pub/sub, subscribes to a channel, and from then on reports to
+	// sink. In a Cluster the connection is to the server of the key's slot.
+	Subscribe(ctx context.Context, sink Sink, key, channel string) (Subscription, error)
 
 	// Close closes the library's client, unless it belongs to the application.
 	Close() error

@@ -346,7 +346,7 @@ var named = regexp.MustCompile(`^NOPERM User (\S+) has no permissions`)
 
 // rights tries every needed command, and reports each that the user may not run.
 func (e *examination) rights(ctx context.Context) error {
-	key, channel := e.n.names.Counter("check"), e.n.names.Channel("check")
+	key, channel := e.n.names.Counter("check"), e.n.waiterChannels+"check"
 	defer e.s.Do(ctx, "DEL", key) //nolint:errcheck // it ends with its TTL, too
 	for _, r := range rights {
 		args := strings.Fields(strings.NewReplacer("%k", key, "%c", channel).Replace(r.command))

@@ -132,7 +132,7 @@ func (n *Node) permission(key, text string) string {
 	low := strings.ToLower(text)
 	switch {
 	case strings.Contains(low, "channel"):
-		return fmt.Sprintf("the user may not use the channel %q (allow &%s%s*)", n.names.Channel(key), n.cfg.Prefix, names.Layout)
+		return fmt.Sprintf("the user may not use the channel %q (allow &%s%s*)", n.waiterChannels+"…", n.cfg.Prefix, names.Layout)
 	case strings.Contains(low, "key"):
 		return fmt.Sprintf("the user may not use the keys %q and %q (allow ~%s*)", n.names.Lock(key), n.names.Counter(key), n.cfg.Prefix)
 	}

@@ -114,9 +114,9 @@ func (f *router) review(p *process, g *guarded, q *quorum.Info) {
 		if !errors.As(err, &refusal) || !strings.HasPrefix(string(refusal), "GUARD ") {
 			return // the next bid finds out which process serves now, and whether it answers
 		}
-		g.ready.Store(false)
 		why := f.guard.refusal(string(refusal))
 		f.guard.cfg.Notify(driver.Notice{Kind: quorum.NoticeEviction, Node: f.guard.cfg.Addr, Err: why, Detail: "it does not vote any longer: " + why.Error()})
+		g.ready.Store(false)
 	})
 }
 

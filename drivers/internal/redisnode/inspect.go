@@ -74,7 +74,7 @@ func queue(reply []any) []driver.Holder {
 	for i := 0; i+1 < len(pairs); i += 2 {
 		place, _ := pairs[i].(string)
 		score, _ := pairs[i+1].(string)
-		if us, err := strconv.ParseFloat(score, 64); err == nil && us > 0 && us <= driver.MaxFence && !strings.HasPrefix(place, "listen.") {
+		if us, err := strconv.ParseFloat(score, 64); err == nil && us > 0 && us < driver.MaxFence {
 			name, _, _ := strings.Cut(place, ".")
 			all = append(all, driver.Holder{Owner: name, Since: time.UnixMicro(int64(us))})
 		}
@@ -194,23 +194,23 @@ func glob(s string) string {
 	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`, `]`, `\]`).Replace(s)
 }
 
-// Break frees the lock, if its holder's token is fence, and wakes its waiters.
+// Break frees the lock, if its holder's token is fence, and tells the next waiter.
 func (n *Node) Break(ctx context.Context, key string, h driver.Holder) error {
 	if n.closed.Load() {
 		return driver.ErrClosed
 	}
-	channel := n.names.Channel(key)
-	a, err := n.try(ctx, lua.Break, []string{n.names.Lock(key)}, "0", strconv.FormatUint(h.Fence, 10), channel)
+	s, err := n.lookup(ctx, key)
+	if err == nil && len(s.Holders) > 0 && h.Fence > 0 && s.Holders[0].Fence == h.Fence {
+		value := s.Holders[0].Owner + "|" + strconv.FormatUint(h.Fence, 10)
+		found, err := n.releasing(key, value, "", names.Siblings{WaitQueue: n.names.WaitQueue(key)}).do(ctx)
+		if err != nil || found {
+			return n.explain(key, err)
+		}
+	}
 	if err != nil {
 		return n.explain(key, err)
 	}
-	switch a.listed() {
-	case 1:
-		return nil
-	case 0:
-		return driver.ErrLost
-	}
-	return n.explain(key, errGarbled)
+	return driver.ErrLost
 }
 
 // EachServer calls fn for every server that holds locks, one after the other, with its address

@@ -72,7 +72,7 @@ func (l *library) Exec(ctx context.Context, calls []*Call) {
 
 func (l *library) Servers(context.Context) ([]Server, error) { return nil, nil }
 
-func (l *library) Subscribe(context.Context, Sink, []string) (Subscription, error) {
+func (l *library) Subscribe(context.Context, Sink, string, string) (Subscription, error) {
 	return nil, errors.New("no")
 }
 

@@ -2,7 +2,6 @@ package redisnode
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	mathrand "math/rand/v2"
@@ -31,7 +30,8 @@ const (
 	// waiter of a busy lock, a moment later, finds it.
 	lingerTopic = time.Second
 	// A waiter that has not asked for the lock by then, and so has no place, is entered as a
-	// listener, and again from time to time: releases are announced to listeners too.
+	// listener behind all places, and again from time to time: a release that finds no place tells
+	// all listeners.
 	listenAfter, listenAgain = 20 * time.Millisecond, time.Minute
 	// If a lock's release will be announced, a waiter asks when the TTL ends, and after this
 	// time at the latest. If its holder announces nothing, a waiter asks after pauses within
@@ -53,41 +53,38 @@ const (
 // it starts in the background.
 type waitQueue struct {
 	node *Node
-	id   string // name of this process as a listener: random
 
 	mu          sync.Mutex
 	places      uint64 // number of places taken so far
 	trip        time.Duration
-	topics      map[string]*topic      // by channel
+	topics      map[string]*topic      // by key
 	subscribers map[string]*subscriber // by shard
-	unlisted    bool                   // the server refuses to keep wait queues
-	refusal     error                  // the server's error: pub/sub is not allowed
+	allowed     bool                   // the server keeps wait queues
+	refusal     error                  // the server's error: pub/sub or wait queues are not allowed
 	closed      bool
 	sweep       *time.Timer
 }
 
-// A topic is one key's channel. The queue's mutex guards it.
+// A topic is one key with waiters. The queue's mutex guards it.
 type topic struct {
 	key        string
-	server     *subscriber // which has the channel
+	server     *subscriber // which hears of its releases
 	watchers   map[chan struct{}]struct{}
-	ready      chan struct{} // closed once the server confirmed the subscription
-	idle       time.Time     // when the last waiter left
-	place      string        // place in the queue, from the attempt that takes it until a grant; empty: none
-	since      int64         // when it took the place, by the server's clock in µs; 0: unknown yet
-	handedOver time.Time     // when this process handed the lock over
-	timer      *time.Timer   // see remind
-	listed     time.Time     // when it was entered as a listener
-	polls      int           // attempts in a row that found a holder that announces nothing
+	idle       time.Time   // when the last waiter left
+	place      string      // place in the queue, from the attempt that takes it until a grant; empty: none
+	since      int64       // when it took the place, by the server's clock in µs; 0: unknown yet
+	handedOver time.Time   // when this process handed the lock over
+	timer      *time.Timer // see remind
+	listed     time.Time   // when it was entered as a listener
+	polls      int         // attempts in a row that found a holder that announces nothing
 }
 
 func newWaitQueue(n *Node) *waitQueue {
-	return &waitQueue{node: n, id: rand.Text()[:16], topics: map[string]*topic{}, subscribers: map[string]*subscriber{}}
+	return &waitQueue{node: n, topics: map[string]*topic{}, subscribers: map[string]*subscriber{}}
 }
 
-// Watch signals when key may have become free. All waiters of a backend share one connection,
-// and all waiters of a key one subscription on it. If the server does not confirm the
-// subscription within the call timeout, the waiter gets a value as soon as it does.
+// Watch signals when key may have become free. All waiters of a backend share one subscription. If the
+// server does not confirm it within the call timeout, the waiter gets a value as soon as it does.
 func (n *Node) Watch(ctx context.Context, key string) (<-chan struct{}, error) {
 	if n.closed.Load() {
 		return nil, driver.ErrClosed
@@ -98,8 +95,8 @@ func (n *Node) Watch(ctx context.Context, key string) (<-chan struct{}, error) {
 	return wake, n.explain(key, err)
 }
 
-// watch subscribes to key's channel for a waiter that leaves when ctx ends. It returns when the
-// server has confirmed the subscription, or after wait.
+// watch adds a waiter that leaves when ctx ends. It returns when the server has confirmed the
+// subscription, or after wait.
 func (q *waitQueue) watch(ctx, wait context.Context, key string) (<-chan struct{}, error) {
 	shard := ""
 	if n := q.node; n.cfg.Cluster {
@@ -116,15 +113,17 @@ func (q *waitQueue) watch(ctx, wait context.Context, key string) (<-chan struct{
 	}
 	context.AfterFunc(ctx, func() { q.leave(t, wake) })
 	select {
-	case <-ready: // the caller asks from now on
-		select {
-		case <-wake:
-		default:
-		}
+	case <-ready:
 	case <-wait.Done():
 		if err := ctx.Err(); err != nil {
 			return nil, fmt.Errorf("no subscription: %w", err)
 		}
+	}
+	q.mu.Lock()
+	allowed := q.allowed
+	q.mu.Unlock()
+	if !allowed {
+		q.listen(wait, t)
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -132,6 +131,10 @@ func (q *waitQueue) watch(ctx, wait context.Context, key string) (<-chan struct{
 		return nil, err
 	}
 	q.listenSoon(t, listenAfter)
+	select {
+	case <-wake: // the caller asks from now on
+	default:
+	}
 	return wake, nil
 }
 
@@ -151,14 +154,12 @@ func (q *waitQueue) join(key, shard string, wake chan struct{}) (t *topic, ready
 	if err := q.over(); err != nil {
 		return nil, nil, err
 	}
-	channel := q.node.names.Channel(key)
-	if t = q.topics[channel]; t == nil {
-		t = &topic{key: key, server: q.subscriber(shard), watchers: map[chan struct{}]struct{}{}, ready: make(chan struct{})}
-		q.topics[channel] = t
-		t.server.want(channel, true)
+	if t = q.topics[key]; t == nil {
+		t = &topic{key: key, server: q.subscriber(shard), watchers: map[chan struct{}]struct{}{}}
+		q.topics[key] = t
 	}
 	t.watchers[wake] = struct{}{}
-	return t, t.ready, nil
+	return t, t.server.ready, nil
 }
 
 func (q *waitQueue) leave(t *topic, wake chan struct{}) {
@@ -181,11 +182,11 @@ func (q *waitQueue) abandon(t *topic) {
 	t.stop()
 	if !t.listed.IsZero() {
 		t.listed = time.Time{}
-		q.enlist(t, false)
+		q.passOn(t.key, t.server.listener())
 	}
 }
 
-// clean ends the subscriptions without waiters.
+// clean ends the topics without waiters, and the subscribers without topics.
 func (q *waitQueue) clean() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -193,18 +194,19 @@ func (q *waitQueue) clean() {
 		return
 	}
 	q.sweep = nil
-	for channel, t := range q.topics {
-		switch {
-		case len(t.watchers) > 0:
-		case time.Since(t.idle) >= lingerTopic:
-			t.server.want(channel, false)
-			delete(q.topics, channel)
-		case q.sweep == nil:
+	used := map[*subscriber]bool{}
+	for key, t := range q.topics {
+		if len(t.watchers) == 0 && time.Since(t.idle) >= lingerTopic {
+			delete(q.topics, key)
+			continue
+		}
+		used[t.server] = true
+		if len(t.watchers) == 0 && q.sweep == nil {
 			q.sweep = time.AfterFunc(lingerTopic/2, q.clean)
 		}
 	}
 	for shard, s := range q.subscribers {
-		if len(s.wanted) == 0 {
+		if !used[s] {
 			s.end()
 			delete(q.subscribers, shard)
 		}
@@ -226,10 +228,15 @@ func (q *waitQueue) close() {
 func (q *waitQueue) endAll() {
 	for _, s := range q.subscribers {
 		s.end()
+		select {
+		case <-s.ready:
+		default:
+			close(s.ready) // nobody needs to wait for it
+		}
 	}
 	for _, t := range q.topics {
 		q.abandon(t)
-		t.confirm()
+		t.wake()
 	}
 	clear(q.subscribers)
 	clear(q.topics)
@@ -248,7 +255,8 @@ func (q *waitQueue) remind(t *topic, after time.Duration) {
 		case t.place != "":
 			t.wake()
 		default:
-			q.enlist(t, true)
+			n := q.node
+			n.work.Go(func() { q.listen(async.Within(context.Background(), n.cfg.CallTimeout), t) })
 		}
 	})
 }
@@ -261,36 +269,29 @@ func (q *waitQueue) listenSoon(t *topic, after time.Duration) {
 	}
 }
 
-// enlist makes the server announce the next release of a topic's lock even if no place is in the queue,
-// in the background, and then gives the waiters a value, in case of a release in between. Or it undoes
-// that. The caller holds q.mu.
-func (q *waitQueue) enlist(t *topic, stay bool) {
-	if q.unlisted {
+// listen makes the server announce the next release of a topic's lock even if no place is in the queue,
+// and then gives the waiters a value, in case of a release in between.
+func (q *waitQueue) listen(ctx context.Context, t *topic) {
+	n := q.node
+	q.mu.Lock()
+	listener := t.server.listener()
+	q.mu.Unlock()
+	a, err := n.router.run(ctx, &request{op: lua.Listen, keys: []string{n.names.Lock(t.key), n.names.WaitQueue(t.key)}, script: fixed{"0", listener, queueLife}})
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	switch {
+	case err != nil:
+		q.listenSoon(t, time.Second)
+		return
+	case a.listed() == 0:
+		q.refuse(&driver.RefusedError{Reason: n.cfg.Addr + ": the wait queue is not allowed (+zadd +zpopmin +zrem +zrange)"}, "the wait queue is not allowed: waiters poll")
 		return
 	}
-	n := q.node
-	n.work.Go(func() {
-		life := "0"
-		if stay {
-			life = queueLife
-		}
-		a, err := n.try(context.Background(), lua.Listen, []string{n.names.Lock(t.key), n.names.WaitQueue(t.key)}, "0", "listen."+q.id, life)
-		if !stay {
-			return // a listener that was not removed ends with the queue
-		}
-		q.mu.Lock()
-		defer q.mu.Unlock()
-		if err != nil {
-			q.listenSoon(t, time.Second)
-			return
-		}
-		q.unlisted = a.listed() == 0
-		t.listed = time.Now()
-		t.wake()
-		if len(t.watchers) == 0 {
-			q.abandon(t)
-		}
-	})
+	q.allowed, t.listed = true, time.Now()
+	t.wake()
+	if len(t.watchers) == 0 {
+		q.abandon(t)
+	}
 }
 
 // pollAfter returns when a waiter that gets no value from its watch asks again: see
@@ -298,7 +299,7 @@ func (q *waitQueue) enlist(t *topic, stay bool) {
 func (q *waitQueue) pollAfter(key, place string, p *process, e *driver.HeldError) time.Duration {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	t := q.topic(key)
+	t := q.topics[key]
 	if t == nil || len(t.watchers) == 0 || e.ReservedForWaiter {
 		return 0
 	}
@@ -311,7 +312,7 @@ func (q *waitQueue) pollAfter(key, place string, p *process, e *driver.HeldError
 	if q.node.cfg.Cluster {
 		q.move(t, q.subscriber(p.run))
 	}
-	if place == "" || place != t.place || q.unlisted || !t.confirmed() || !t.server.proven() {
+	if place == "" || place != t.place || !t.server.proven() {
 		return 0
 	}
 	if e.RetryAfter > 0 && e.RetryAfter < mostUnasked {
@@ -320,46 +321,15 @@ func (q *waitQueue) pollAfter(key, place string, p *process, e *driver.HeldError
 	return mostUnasked + mathrand.N(mostUnasked/20)
 }
 
-// topic returns the topic of a key, or nil. The caller holds q.mu.
-func (q *waitQueue) topic(key string) *topic {
-	if len(q.topics) == 0 {
-		return nil
-	}
-	return q.topics[q.node.names.Channel(key)]
-}
-
 // move moves a topic to the subscriber of the server that serves its key now, if the server
 // changed. The caller holds q.mu.
 func (q *waitQueue) move(t *topic, to *subscriber) {
-	if to == t.server {
-		return
-	}
-	q.leaveQueue(t) // its place names the old subscriber
-	if t.confirmed() {
-		t.ready = make(chan struct{})
-	}
-	channel := q.node.names.Channel(t.key)
-	t.server.want(channel, false)
-	t.server = to
-	to.want(channel, true)
-}
-
-// confirmed reports whether the subscription is confirmed, or was before a break.
-func (t *topic) confirmed() bool {
-	select {
-	case <-t.ready:
-		return true
-	default:
-		return false
-	}
-}
-
-// confirm notes that the subscription is confirmed, and wakes waiters, because messages before it are
-// lost. The caller holds q.mu.
-func (t *topic) confirm() {
-	t.wake()
-	if !t.confirmed() {
-		close(t.ready)
+	if to != t.server {
+		q.leaveQueue(t) // its place names the old subscriber
+		t.server, t.listed = to, time.Time{}
+		if q.sweep == nil { // it may have been the last one there
+			q.sweep = time.AfterFunc(lingerTopic, q.clean)
+		}
 	}
 }
 
@@ -386,7 +356,7 @@ func (t *topic) stop() {
 func (q *waitQueue) takePlace(key string) (place string, since int64) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	t := q.topic(key)
+	t := q.topics[key]
 	if t == nil || len(t.watchers) == 0 || !t.server.proven() {
 		return "", 0
 	}
@@ -408,7 +378,7 @@ func (q *waitQueue) refused(key, place string, now time.Time, trip time.Duration
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.trip = trip
-	if t := q.topic(key); t != nil && t.place == place && t.since == 0 {
+	if t := q.topics[key]; t != nil && t.place == place && t.since == 0 {
 		t.since = now.UnixMicro()
 	}
 }
@@ -421,7 +391,7 @@ func (q *waitQueue) served(key, place string) {
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	t := q.topic(key)
+	t := q.topics[key]
 	if t == nil || t.place != place {
 		return
 	}
@@ -454,7 +424,7 @@ func (q *waitQueue) passOn(key, place string) {
 }
 
 // told handles a message to this process: delay (ms), place, lock. The caller holds q.mu.
-func (q *waitQueue) told(payload string) {
+func (q *waitQueue) told(s *subscriber, payload string) {
 	delay, rest, _ := strings.Cut(payload, " ")
 	place, lock, ok := strings.Cut(rest, " ")
 	ms, err := strconv.Atoi(delay)
@@ -462,8 +432,14 @@ func (q *waitQueue) told(payload string) {
 		return // not a message of ours
 	}
 	key := strings.TrimPrefix(lock, q.node.cfg.Prefix)
-	t := q.topic(key)
+	t := q.topics[key]
 	switch {
+	case place == s.listener():
+		if t != nil && ms == 0 {
+			t.listed = time.Time{} // the release removed it from the queue
+			t.wake()
+			q.listenSoon(t, listenAfter)
+		}
 	case t != nil && t.place == place && len(t.watchers) > 0:
 		t.stop()
 		if ms == 0 {
@@ -481,7 +457,7 @@ func (q *waitQueue) told(payload string) {
 func (q *waitQueue) unused(key, place string) string {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if t := q.topic(key); t != nil && t.place == place {
+	if t := q.topics[key]; t != nil && t.place == place {
 		return ""
 	}
 	return place
@@ -491,7 +467,7 @@ func (q *waitQueue) unused(key, place string) string {
 func (q *waitQueue) watched(key string) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	t := q.topic(key)
+	t := q.topics[key]
 	return t != nil && len(t.watchers) > 0
 }
 
@@ -499,7 +475,7 @@ func (q *waitQueue) watched(key string) bool {
 func (q *waitQueue) handedOver(key string) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if t := q.topic(key); t != nil {
+	if t := q.topics[key]; t != nil {
 		t.handedOver = time.Now()
 	}
 }
@@ -509,7 +485,7 @@ func (q *waitQueue) handedOver(key string) {
 func (q *waitQueue) stepBack(key string) time.Duration {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if t := q.topic(key); t != nil && t.place == "" {
+	if t := q.topics[key]; t != nil && t.place == "" {
 		return stepBack - time.Since(t.handedOver)
 	}
 	return 0
@@ -536,12 +512,18 @@ func (q *waitQueue) refuses(err error) bool {
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.over() == nil {
-		q.refusal = refused
-		q.endAll()
-		go n.notify(driver.NoticeDegraded, refused, "pub/sub is not allowed: waiters poll")
-	}
+	q.refuse(refused, "pub/sub is not allowed: waiters poll")
 	return true
+}
+
+// refuse lets nobody watch from now on, because the server does not allow something. The caller holds
+// q.mu.
+func (q *waitQueue) refuse(why error, detail string) {
+	if q.over() == nil {
+		q.refusal = why
+		q.endAll()
+		go q.node.notify(driver.NoticeDegraded, why, detail)
+	}
 }
 
 func (n *Node) notify(kind string, err error, detail string) {

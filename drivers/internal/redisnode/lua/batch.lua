@@ -97,8 +97,6 @@ if releases > 0 then
       note(i, v and 0 or -5)
     end
   end
-  local refused = n > 0 and type(try('ZADD', queues[1], 'XX', 0, '')) == 'table'
-  if refused then n = 0 end -- no queue can be, so all who wait only listen
   if n > 0 and (n < releases or try('EXISTS', unpack(queues)) ~= 0) then -- perhaps somebody waits, or it is refused
     mine, n = {}, 0
     for i = 1, releases do
@@ -113,7 +111,7 @@ if releases > 0 then
       end
     end
   end
-  if refused or n > 0 and type(try('DEL', unpack(mine, 1, n))) == 'table' then
+  if n > 0 and type(try('DEL', unpack(mine, 1, n))) == 'table' then
     for i = 1, releases do
       if got[i] == A[6 + i] then note(i, -5) end
     end

@@ -20,7 +20,6 @@ const (
 	Join
 	Renew
 	Release
-	Break
 	Lookup
 	Listen
 	Batch
@@ -58,8 +57,6 @@ var (
 	renewText string
 	//go:embed release.lua
 	releaseText string
-	//go:embed break.lua
-	breakText string
 	//go:embed lookup.lua
 	lookupText string
 	//go:embed listen.lua
@@ -71,7 +68,7 @@ var (
 // body returns the text of a script without the texts before it. A line that names another text
 // is replaced by that text.
 func (o Op) body(guard string) string {
-	text := [Ops]string{acquireText, joinText, renewText, releaseText, breakText, lookupText, listenText, batchText}[o]
+	text := [Ops]string{acquireText, joinText, renewText, releaseText, lookupText, listenText, batchText}[o]
 	if o.Perishable() {
 		text = timeText + guard + text
 	}

@@ -1,14 +1,13 @@
 -- Frees the lock if this acquisition has it, keeps it for a moment for the first waiter in the queue, and tells that waiter.
--- If only a listener is in the queue, or no waiter in it is there, or there can be no queue, it tells all who watch; if
--- nobody watches, nobody.
+-- If no waiter in it is there, it tells all listeners.
 -- KEYS: 1 lock, 2 queue; 3 counter, if a vote is given back.
 -- ARGV: 1 '1' if the reply of PUBLISH tells whether a waiter is there, 2 value (owner/attempt|token), or owner/attempt| for
 -- any token, or '', 3 prefix of a waiter's own channel,
 -- 4 a place in the queue to give up, if there is one, and with it the lock if it is kept for that place, or free.
 -- 5 if it is there and not empty, the lock is free for anybody, and nobody is told.
 -- 6 what the counter was before this grant, or '' if there was none: a vote that was never counted is given back.
--- A place is channel.number.time: the time (ms) says for how long the lock is kept. The message to a waiter is: delay
--- (ms), place, lock. The second waiter asks again after the delay, since the first may be dead.
+-- A place is channel.number.time: the time (ms) says for how long the lock is kept; 0: a listener, behind all waiters. The
+-- message is: delay (ms), place, lock. The second waiter asks again after the delay, since the first may be dead.
 -- Reply: 1 freed; 0 another acquisition has it; 2 freed, but PUBLISH is refused; 3 kept for the next.
 local v, me, quits = redis.call('GET', KEYS[1]), ARGV[2], ARGV[4] or ''
 local mine = v and me ~= '' and (v == me or string.sub(me, -1) == '|' and string.sub(v, 1, #me) == me)
@@ -20,28 +19,23 @@ if not mine then return 0 end
 if ARGV[6] and redis.pcall('GET', KEYS[3]) == string.match(me, '%d+$') then
   if ARGV[6] == '' then redis.pcall('DEL', KEYS[3]) else redis.pcall('SET', KEYS[3], ARGV[6], 'KEEPTTL') end
 end
-local heard = false
+local there
 for _ = 1, (ARGV[5] or '') ~= '' and 0 or 100 do
   local first = redis.pcall('ZPOPMIN', KEYS[2])
   local place = first[1]
-  heard = heard or place or first.err
-  if not place or string.find(place, 'listen.', 1, true) == 1 then break end
+  if not place then break end
   local function tell(place, delay)
     return redis.pcall('PUBLISH', ARGV[3] .. string.match(place, '^[^.]*'), delay .. ' ' .. place .. ' ' .. KEYS[1])
   end
-  local there = tell(place, '0')
+  local time = string.match(place, '%d+$') or '30'
+  there = tell(place, '0')
   if type(there) == 'table' then break end
-  if there > 0 or ARGV[1] ~= '1' then
-    local time = string.match(place, '%d+$') or '30'
+  if time ~= '0' and (there > 0 or ARGV[1] ~= '1') then
     if redis.pcall('SET', KEYS[1], 'redlock1:next|' .. first[2] .. '|' .. place, 'PX', time).err then break end
     local second = redis.pcall('ZRANGE', KEYS[2], 0, 0)[1]
-    if second and string.find(second, 'listen.', 1, true) ~= 1 then tell(second, time) end
+    if second then tell(second, time) end
     return 3
   end
 end
 redis.call('DEL', KEYS[1])
-if not heard then return 1 end
--- The channel of all has the queue's name, but "free:" for "queue:", which is one longer.
-local said = redis.pcall('PUBLISH', ARGV[3] .. string.sub(KEYS[2], #ARGV[3] + 2), '')
-if type(said) == 'table' then return 2 end
-return 1
+return type(there) == 'table' and 2 or 1

@@ -75,14 +75,10 @@ func (n Prefix) Counted(name string) (key string, ours bool) {
 	return strings.CutPrefix(lock, string(n))
 }
 
-// Channel returns the name of the channel on which releases are announced.
-func (n Prefix) Channel(key string) string { return n.sibling("free", key) }
-
 // WaitQueue returns the name of the lock's wait queue.
 func (n Prefix) WaitQueue(key string) string { return n.sibling("queue", key) }
 
-// Own returns the beginning of the names of waiters' own channels; no key's channel begins with
-// it.
+// Own returns the beginning of the names of waiters' own channels.
 func (n Prefix) Own() string { return string(n) + Layout + "free:" }
 
 // sibling returns a name that begins with the prefix, so that one ACL pattern covers

@@ -1,7 +1,6 @@
 package names
 
 import (
-	"strings"
 	"testing"
 )
 
@@ -13,7 +12,7 @@ func TestNamesBesideALockShareItsSlotAndPrefixAndDiffer(t *testing.T) {
 	for _, prefix := range []string{"", "app:", "{app}:"} {
 		for _, key := range []string{"k", "{k}", "a{k}b", "{}k", "{", "}", "a}b", "a{b", "{}", "}{", "{a}{b}", "{{a}}", "\x00", "ключ"} {
 			n := Prefix(prefix)
-			for _, name := range []string{n.Counter(key), n.Channel(key), n.WaitQueue(key)} {
+			for _, name := range []string{n.Counter(key), n.WaitQueue(key)} {
 				if Slot(name) != Slot(n.Lock(key)) {
 					t.Errorf("%q is in another slot than %q", name, n.Lock(key))
 				}
@@ -27,9 +26,6 @@ func TestNamesBesideALockShareItsSlotAndPrefixAndDiffer(t *testing.T) {
 			}
 			if got, ours := n.Counted(n.Counter(key)); !ours || got != key {
 				t.Errorf("Counted says that the counter %q belongs to %q, want %q", n.Counter(key), got, key)
-			}
-			if rest, ok := strings.CutPrefix(n.Channel(key), n.Own()); !ok || rest[0] != '{' && rest[0] != ':' {
-				t.Errorf("%q may be a waiter's own channel, %q and letters", n.Channel(key), n.Own())
 			}
 		}
 	}

@@ -53,7 +53,6 @@ var alone = tests{
 		{"QueuePassesOverTheDeadAndTheSilent", steadily((*suite).queueDead)},
 		{"QueueForgetsAWaiterThatLeaves", steadily((*suite).queueLeaves)},
 		{"QueueKeepsThePlaceOfAForestalledWaiter", steadily((*suite).queueKeeps)},
-		{"WithoutTheRightToAQueueReleasesWakeAll", steadily((*suite).queueRefused)},
 	},
 }
 
@@ -81,6 +80,7 @@ var together = tests{
 		}},
 	},
 	shared: []test{
+		{"WithoutTheRightToAQueueWaitersPoll", (*suite).queueRefused},
 		{"IdleWaitersAskNobody", (*suite).idleWaiters},
 		{"ScriptsTouchOnlyTheirKeys", (*suite).declaredKeys},
 		{"RestartGuard", (*suite).guards},

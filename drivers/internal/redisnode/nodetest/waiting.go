@@ -134,7 +134,7 @@ func (s *suite) idleWaiters(t *testing.T) {
 		t.Errorf("%d idle waiters asked %d times within %v", n, asked, watched)
 	}
 	for i := range n {
-		if _, err := srv.Do("EVAL", "redis.call('DEL', KEYS[1]) redis.call('PUBLISH', 'redlock1:free:{'..KEYS[1]..'}', '')", "1", fmt.Sprintf("w%d", i)); err != nil {
+		if _, err := srv.Do("EVAL", "local p = redis.call('ZPOPMIN', KEYS[2])[1] redis.call('DEL', KEYS[1]) redis.call('PUBLISH', 'redlock1:free:'..string.match(p, '^[^.]*'), '0 '..p..' '..KEYS[1])", "2", fmt.Sprintf("w%d", i), fmt.Sprintf("redlock1:queue:{w%d}", i)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -348,7 +348,7 @@ func queueOf(t testing.TB, srv *server.Server) []string {
 	}
 	places := []string{}
 	for _, p := range reply.([]any) {
-		if !strings.HasPrefix(fmt.Sprint(p), "listen.") {
+		if !strings.HasSuffix(fmt.Sprint(p), ".0.0") { // a listener
 			places = append(places, fmt.Sprint(p))
 		}
 	}
@@ -553,26 +553,41 @@ func (s *suite) queueKeeps(t testing.TB) {
 	noLocks(t, srv)
 }
 
-// queueRefused: a user without the right to the queue's commands waits and wakes as if there were none.
-func (s *suite) queueRefused(t testing.TB) {
+// queueRefused: a user without the right to the queue's commands polls, and one notice says so.
+func (s *suite) queueRefused(t *testing.T) {
 	srv := server.StartFor(t, s.kind, server.WithUser("plain on nopass ~* &* +@all -zadd -zpopmin -zrem -zrange"))
-	open := func() driver.Backend { return s.open(t, s.url("plain:x@"+srv.Addr(), "")) }
+	var h drivertest.NoticeLog
+	open := func() driver.Backend {
+		return s.openWith(t, &driver.Config{DSN: s.url("plain:x@"+srv.Addr(), ""), Notify: h.Add})
+	}
 	l := s.lock(t, open(), theLock, time.Minute)
-	var wakes []<-chan struct{}
+	b := open()
 	for range 2 {
-		w := &waiter{Backend: open()}
-		wakes = append(wakes, watch(t, t.Context(), w.Backend, theLock))
-		if _, held := s.asks(t, w); held == nil {
-			t.Fatal("the lock is not held")
+		if _, err := b.(driver.Watcher).Watch(t.Context(), theLock); !errors.Is(err, driver.ErrRefused) || !strings.Contains(err.Error(), "wait queue") {
+			t.Errorf("Watch: %v", err)
 		}
 	}
-	s.inQueue(t, srv, nil)
-	for _, wake := range wakes {
-		drained(wake)
+	c, err := dlock.New(b)
+	if err != nil {
+		t.Fatal(err)
 	}
+	got := make(chan error, 1)
+	go func() {
+		next, err := c.Lock(t.Context(), theLock)
+		if err == nil {
+			err = next.Unlock()
+		}
+		got <- err
+	}()
 	unlock(t, l)
-	for _, wake := range wakes {
-		awake(t, wake)
+	if err := <-got; err != nil {
+		t.Error(err)
 	}
+	eventually(t, func() error {
+		if n := len(h.Of(driver.NoticeDegraded, "waiters poll")); n != 1 {
+			return fmt.Errorf("%d notices say that waiters poll, want one", n)
+		}
+		return nil
+	})
 	noLocks(t, srv)
 }
