@@ -12,11 +12,15 @@ zkServer.sh   zookeeper      zookeeper
 cc            gcc,libc6-dev  gcc'
 
 # nats_server is where nats-server is, which is built from its module: Debian's is too old.
+# consul, of which Debian has none, takes seven minutes of processor time, so only --deep asks for it.
 case $(uname) in
-Darwin) nats_server=$HOME/Library/Caches/redlock/nats-server-2.15.2 ;;
-*) nats_server=${XDG_CACHE_HOME:-$HOME/.cache}/redlock/nats-server-2.15.2 ;;
+Darwin) built=$HOME/Library/Caches/redlock ;;
+*) built=${XDG_CACHE_HOME:-$HOME/.cache}/redlock ;;
 esac
+nats_server=$built/nats-server-2.15.2 consul=$built/consul-1.16.3
 build_nats() { GOFLAGS="-trimpath -ldflags=-w" go build -C redlocktest/server/testdata/nats -o "$nats_server" github.com/nats-io/nats-server/v2; }
+build_consul() { GOFLAGS="-trimpath -ldflags=-w" go build -C redlocktest/server/testdata/consul -o "$consul" github.com/hashicorp/consul; }
+wants_consul() { [ "${depth:-}" = --deep ] && [ ! -x "$consul" ] && ! command -v consul >/dev/null; }
 
 # missing prints those that are not there: the program, or what is in apt or brew. It looks
 # in PATH and where Debian and Homebrew put what they leave out of it, as redlocktest/server.
@@ -28,6 +32,7 @@ missing() {
 		command -v "$program" >/dev/null || eval "say \$$1"
 	done | tr ',\n' '  '
 	[ "$1" != program ] || [ -x "$nats_server" ] || say "nats-server "
+	[ "$1" != program ] || ! wants_consul || say "consul "
 }
 
 as_root() { $([ "$(id -u)" = 0 ] || say sudo) env DEBIAN_FRONTEND=noninteractive "$@"; }
@@ -68,6 +73,7 @@ permit_services() { [ -z "$policy" ] || as_root rm -f "$policy"; policy=""; }
 # install: of Homebrew's redis and valkey only one can be linked; the tests find the other.
 install() {
 	[ -x "$nats_server" ] || build_nats
+	! wants_consul || build_consul
 	[ -n "$(missing program)" ] || return 0
 	if command -v apt-get >/dev/null; then
 		[ "$(id -u)" = 0 ] || command -v sudo >/dev/null || { say "needs root or sudo: as root, apt-get install $(missing apt)"; return 1; }

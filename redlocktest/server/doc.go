@@ -1,5 +1,5 @@
 // Package server starts real servers for tests and benchmarks: redis-server, valkey-server,
-// postgres, pgbouncer, etcd, mariadbd, nats-server and ZooKeeper, each on a free port of the loopback
+// postgres, pgbouncer, etcd, mariadbd, nats-server, Consul and ZooKeeper, each on a free port of the loopback
 // interface, in a temporary folder that is removed with it.
 //
 // Its API is unstable: it may change in any release.

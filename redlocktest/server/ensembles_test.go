@@ -18,6 +18,7 @@ func TestEnsemblesServeAfterAKillAndARestartWithoutMemory(t *testing.T) {
 	}{
 		"etcd":      {func() *Group { return Etcd(t, 3, WithTLS(), WithClientCerts()) }, readyEtcd},
 		"zookeeper": {func() *Group { return ZooKeeper(t, 3) }, readyZooKeeper},
+		"consul":    {func() *Group { return Consul(t, 3) }, readyConsul},
 		"nats":      {func() *Group { return NATS(t, 3) }, readyNATS},
 	} {
 		t.Run(name, func(t *testing.T) {

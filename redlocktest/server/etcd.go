@@ -125,11 +125,11 @@ func (g *Group) KillMajority() error {
 		some.Nodes = append(some.Nodes, g.Nodes[(first+i)%n])
 	}
 	kind := g.Nodes[0].cfg.Kind
-	if err := killed.Kill(); err != nil || kind != KindZooKeeper && kind != KindNATS || g.Nodes[0].certs != nil {
+	if err := killed.Kill(); err != nil || kind != KindZooKeeper && kind != KindNATS && kind != KindConsul || g.Nodes[0].certs != nil {
 		return err
 	}
-	// A leader of ZooKeeper looks only twice per tick whether it has a majority, and one of NATS every
-	// ten seconds; they serve until then.
+	// A leader of ZooKeeper looks only twice per tick whether it has a majority, one of NATS every
+	// ten seconds, and one of Consul every half second; they serve until then.
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
 	return left.each(func(s *Server) error {

@@ -49,6 +49,9 @@ func find(k Kind) (string, error) {
 	if k == KindNATS {
 		return findNATS()
 	}
+	if k == KindConsul {
+		return findConsul()
+	}
 	for _, path := range places(string(k)) {
 		if k != KindPostgres || majorVersion(path) >= 14 {
 			return path, nil

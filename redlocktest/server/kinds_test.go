@@ -24,6 +24,7 @@ func TestURLsNameSchemeUserAndAddress(t *testing.T) {
 		{Config{Kind: KindMariaDB}, true, "mysql://root@127.0.0.1:7/test mysql://alice:pw@127.0.0.1:7/test"},
 		{Config{Kind: KindEtcd}, true, "etcds://127.0.0.1:7/ etcds://alice:pw@127.0.0.1:7/"},
 		{Config{Kind: KindNATS}, true, "tls://127.0.0.1:7 tls://alice:pw@127.0.0.1:7"},
+		{Config{Kind: KindConsul}, true, "consuls://127.0.0.1:7 consuls://alice:pw@127.0.0.1:7"},
 		{Config{Kind: KindZooKeeper}, false, "zk://127.0.0.1:7 zk://alice:pw@127.0.0.1:7"},
 	} {
 		kind, err := flavourOf(c.cfg.Kind)

@@ -19,6 +19,7 @@ const (
 	KindMariaDB   Kind = "mariadbd"
 	KindZooKeeper Kind = "zookeeper"
 	KindNATS      Kind = "nats-server"
+	KindConsul    Kind = "consul"
 )
 
 // Config describes the server to start. The zero value of every field but Kind is a
@@ -29,13 +30,14 @@ type Config struct {
 	// kept; empty: a temporary folder, which is removed with the server. If root starts
 	// postgres or pgbouncer, the folder is given to the user that the server runs as.
 	Dir string
-	// Password is the password that clients must give (requirepass). Redis and Valkey only.
+	// Password is the password that clients must give (requirepass), or the token of
+	// the management of a Consul. Redis, Valkey and Consul only.
 	Password string
 	// Users are ACL rules, as "alice on >secret ~* +@all". Redis and Valkey only.
 	Users []string
 	// TLS makes the server accept nothing but TLS, with a certificate of an authority
-	// of its own. Redis, Valkey, etcd, MariaDB, NATS and
-	// ZooKeeper only.
+	// of its own. Redis, Valkey, etcd, MariaDB, NATS,
+	// Consul and ZooKeeper only.
 	TLS bool
 	// ClientCerts makes it ask clients for a certificate of that authority.
 	ClientCerts bool

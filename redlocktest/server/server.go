@@ -43,7 +43,7 @@ type Server struct {
 	dir    string
 	port   int
 	bus    int // a cluster node's second port
-	// election is the third port of a member of a ZooKeeper.
+	// election is the third port of a member of a ZooKeeper, and of a Consul: that of its gossip.
 	election int
 	ports    []*port.Port // reserved until Close, even while it does not run
 	certs    *certificates
@@ -91,6 +91,8 @@ func flavourOf(kind Kind) (flavour, error) {
 		return flavour{nil, commandZooKeeper, readyZooKeeper, nil, nil, url.URL{Scheme: "zk"}}, nil
 	case KindNATS:
 		return flavour{nil, commandNATS, readyNATS, nil, nil, url.URL{Scheme: "nats"}}, nil
+	case KindConsul:
+		return flavour{nil, commandConsul, readyConsul, nil, nil, url.URL{Scheme: "consul"}}, nil
 	case KindCommand:
 		return flavour{nil, commandAny, readyAny, nil, nil, url.URL{Scheme: "tcp"}}, nil
 	}
@@ -148,7 +150,7 @@ func (s *Server) takePorts() error {
 		return err
 	}
 	numbers := []*int{&s.port, &s.bus}
-	if s.cfg.Kind == KindZooKeeper {
+	if s.cfg.Kind == KindZooKeeper || s.cfg.Kind == KindConsul {
 		numbers = append(numbers, &s.election)
 	}
 	for _, number := range numbers {
@@ -156,8 +158,14 @@ func (s *Server) takePorts() error {
 		if err != nil {
 			return err
 		}
-		s.ports = append(s.ports, p)
 		*number = p.Number
+		if s.cfg.Kind == KindConsul && number == &s.election { // its gossip keeps the port of UDP itself
+			if err := p.Close(); err != nil {
+				return err
+			}
+			continue
+		}
+		s.ports = append(s.ports, p)
 	}
 	return nil
 }
