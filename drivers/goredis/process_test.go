@@ -6,22 +6,17 @@ import (
 	"bufio"
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"os/exec"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
-
-	"github.com/redis/go-redis/v9"
 
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/dlock/cli"
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/drivers/goredis"
-	"github.com/redlock-go/redlock/drivers/internal/redisnode/nodetest"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
@@ -32,32 +27,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv(asWorker) != "" {
 		os.Exit(cli.Main(os.Args, os.Stdin, os.Stdout, os.Stderr))
 	}
-	var lines logged
-	redis.SetLogger(&lines)
-	code := nodetest.Main(m)
-	if said := lines.String(); strings.Contains(said, nodetest.Secret) {
-		fmt.Println("the library's log shows a password: " + said)
-		code = 1
-	}
-	os.Exit(code)
-}
-
-// A logged keeps the lines of go-redis' logger, which all clients of a process share.
-type logged struct {
-	mu    sync.Mutex
-	lines []string
-}
-
-func (l *logged) Printf(_ context.Context, format string, v ...any) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.lines = append(l.lines, fmt.Sprintf(format, v...))
-}
-
-func (l *logged) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return strings.Join(l.lines, "\n")
+	os.Exit(m.Run())
 }
 
 // The names of scripts, which are SHA-1 sums, are no cryptography: a process that may use only

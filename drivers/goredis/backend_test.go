@@ -1,7 +1,6 @@
 package goredis_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -12,30 +11,8 @@ import (
 
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/drivers/goredis"
-	"github.com/redlock-go/redlock/drivers/internal/redisnode/nodetest"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
-
-var tested = nodetest.Driver{
-	Scheme: "redis",
-	Driver: goredis.Driver{},
-	App: func(addr string, callTimeout time.Duration) (*nodetest.App, error) {
-		c := redis.NewClient(&redis.Options{Addr: addr})
-		b, err := goredis.New(c, &goredis.Options{CallTimeout: callTimeout})
-		if err != nil {
-			return nil, err
-		}
-		return &nodetest.App{
-			Backend: b,
-			Ping:    func() error { return c.Ping(context.Background()).Err() },
-			Close:   func() { _ = c.Close() },
-		}, nil
-	},
-}
-
-func TestConformance(t *testing.T) { nodetest.Conformance(t, tested) }
-
-func TestDriver(t *testing.T) { nodetest.Run(t, tested) }
 
 func TestUnusableClientsAreRefused(t *testing.T) {
 	ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": "127.0.0.1:1"}})

@@ -1,4 +1,4 @@
-package nodetest
+package redisnode_test
 
 import (
 	"context"
@@ -14,7 +14,7 @@ import (
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
-// guards tests the restart guard of one server; more is in package redisnode.
+// guards tests the restart guard of one server; more is in guard_test.go.
 func (s *suite) guards(t *testing.T) {
 	t.Run("a lone instance forgets, and does not vote for a guard", s.guardForgets)
 	t.Run("what is refused, and in which words", s.guardMessages)
@@ -194,7 +194,7 @@ func (s *suite) guardMessages(t *testing.T) {
 		"restart_guard=soon":                         "restart_guard",
 		"restart_guard=30s&bootstrap=true&unknown=1": "unknown",
 	} {
-		b, err := s.Driver.Driver.Open(&driver.Config{DSN: s.url("127.0.0.1:1", "?"+options)})
+		b, err := s.Driver.Open(&driver.Config{DSN: s.url("127.0.0.1:1", "?"+options)})
 		if err == nil {
 			_ = b.Close()
 		}

@@ -1,4 +1,4 @@
-package nodetest
+package redisnode_test
 
 import (
 	"context"
@@ -14,10 +14,11 @@ import (
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
-// Secret is part of every password of these tests.
-const Secret = "s3cr3t"
-
-const canary = Secret + "-canary"
+// secret is part of every password of these tests.
+const (
+	secret = "s3cr3t"
+	canary = secret + "-canary"
+)
 
 // messages: for every way in which a server refuses or fails, the error says so, is never
 // contention, and shows no password.
@@ -30,7 +31,7 @@ func (s *suite) messages(t *testing.T) {
 		server.WithUser("notime on >"+canary+" ~* &* +@all -time"),
 		server.WithUser("noinfo on >"+canary+" ~* &* +@all -info"),
 	)
-	secret := server.StartFor(t, s.kind, server.WithPassword(canary))
+	locked := server.StartFor(t, s.kind, server.WithPassword(canary))
 	replica := server.StartFor(t, s.kind, server.WithReplicaOf(all))
 	full := server.StartFor(t, s.kind, server.WithMaxMemory("1", "noeviction"))
 	node := server.StartFor(t, s.kind, server.WithCluster())
@@ -42,8 +43,8 @@ func (s *suite) messages(t *testing.T) {
 		says      []string
 	}{
 		{"down", s.Scheme + "://u:" + canary + "@" + closed, false, []string{"cannot be reached", closed}},
-		{"wrong password", s.Scheme + "://:" + canary + "x@" + secret.Addr(), true, []string{"does not accept"}},
-		{"no password", s.url(secret.Addr(), ""), true, []string{"asks for a password"}},
+		{"wrong password", s.Scheme + "://:" + canary + "x@" + locked.Addr(), true, []string{"does not accept"}},
+		{"no password", s.url(locked.Addr(), ""), true, []string{"asks for a password"}},
 		{"no eval", as("noeval"), true, []string{"may not run the command", "eval"}},
 		{"no keys", as("nokeys"), true, []string{"may not use the keys", `"k"`}},
 		{"no counter", as("nocounter"), true, []string{"may not use the keys", "redlock1:fence:{k}"}},
@@ -113,8 +114,9 @@ func closedAddr(t testing.TB) string {
 	return p.Addr()
 }
 
-func badURLs(t *testing.T, d Driver) {
-	n := d.Scheme
+func TestBadURLsNameThePartAndNeverThePassword(t *testing.T) {
+	const n = "redis"
+	d := libraries[0]
 	for _, c := range []struct{ url, names string }{
 		{n + "://u:" + canary + "@h/x", "database"},
 		{n + "://u:" + canary + "@h/0?dbb=1", `"dbb"`},

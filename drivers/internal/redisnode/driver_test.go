@@ -1,12 +1,11 @@
-// Package nodetest tests a driver for Redis and Valkey against real servers: the conformance
-// suite, and tests that are specific to these servers. Only the tests of the drivers use it.
-package nodetest
+package redisnode_test
 
 import (
 	"context"
 	"errors"
 	"flag"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -14,28 +13,42 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+	"github.com/valkey-io/valkey-go"
+
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/goredis"
 	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 	"github.com/redlock-go/redlock/drivers/internal/ownprocess"
+	"github.com/redlock-go/redlock/drivers/valkeygo"
 	"github.com/redlock-go/redlock/redlocktest"
 	"github.com/redlock-go/redlock/redlocktest/fault"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
-// A Driver is the driver under test.
-type Driver struct {
+// A library is a client library, with the driver over it.
+type library struct {
 	Scheme string // "redis"
 	Driver driver.Driver
 	// App returns a backend over a client like an application's: with retries and the library's
-	// default settings.
-	App func(addr string, callTimeout time.Duration) (*App, error)
+	// default settings; and its ping and close.
+	App func(addr string, callTimeout time.Duration) (b driver.Backend, ping func() error, end func(), err error)
 }
 
-// An App is a backend over an application's own client.
-type App struct {
-	Backend driver.Backend
-	Ping    func() error // by the client
-	Close   func()       // closes the client
+var libraries = []library{
+	{"redis", goredis.Driver{}, func(addr string, callTimeout time.Duration) (driver.Backend, func() error, func(), error) {
+		c := redis.NewClient(&redis.Options{Addr: addr})
+		b, err := goredis.New(c, &goredis.Options{CallTimeout: callTimeout})
+		return b, func() error { return c.Ping(context.Background()).Err() }, func() { _ = c.Close() }, err
+	}},
+	{"valkey", valkeygo.Driver{}, func(addr string, callTimeout time.Duration) (driver.Backend, func() error, func(), error) {
+		c, err := valkey.NewClient(valkey.ClientOption{InitAddress: []string{addr}})
+		if err != nil {
+			return nil, nil, nil, err
+		}
+		b, err := valkeygo.New(c, &valkeygo.Options{CallTimeout: callTimeout})
+		return b, func() error { return c.Do(context.Background(), c.B().Ping().Build()).Error() }, c.Close, err
+	}},
 }
 
 // A test is one entry of the tables below.
@@ -95,9 +108,8 @@ var together = tests{
 	},
 }
 
-// tests are those that depend on the driver's library, and those of what the drivers share. Package
-// goredis runs all of them on Redis, and the shared ones on Valkey too, unless with -short; package
-// valkeygo runs its adapter's on Valkey.
+// tests are those that depend on the client library, which run over each on the server of its name, and
+// those of what the drivers share, which run over go-redis, on both kinds of server unless with -short.
 type tests struct{ adapter, shared []test }
 
 func (l tests) of(s *suite) []test {
@@ -110,28 +122,45 @@ func (l tests) of(s *suite) []test {
 	return slices.Concat(l.adapter, l.shared)
 }
 
-// Main runs the tests of a package that calls Run, eight in parallel on any number of
-// processors.
-func Main(m *testing.M) int {
+// TestMain lets eight tests run in parallel on any number of processors: they mostly wait. At the end no
+// password may be in the lines of go-redis' logger, which all clients of a process share.
+func TestMain(m *testing.M) {
 	flag.Parse()
 	if err := flag.Set("test.parallel", "8"); err != nil {
 		panic(err)
 	}
-	return m.Run()
+	var lines logged
+	redis.SetLogger(&lines)
+	code := m.Run()
+	if said := lines.String(); strings.Contains(said, secret) {
+		fmt.Println("the library's log shows a password: " + said)
+		code = 1
+	}
+	os.Exit(code)
 }
 
-// Conformance runs the suite. On each server it has a process of its own, because it takes the
+type logged struct {
+	mu sync.Mutex
+	strings.Builder
+}
+
+func (l *logged) Printf(_ context.Context, format string, v ...any) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	fmt.Fprintf(l, format+"\n", v...)
+}
+
+// TestConformance runs the suite. On each server it has a process of its own, because it takes the
 // goroutines of other tests for leaks.
-func Conformance(t *testing.T, d Driver) {
+func TestConformance(t *testing.T) {
 	t.Parallel()
-	eachKind(t, d, func(t *testing.T, s *suite) { ownprocess.Run(t, s.conformance) })
+	eachSuite(t, func(t *testing.T, s *suite) { ownprocess.Run(t, s.conformance) })
 }
 
-// Run runs all other tests: on each server first those that must run alone, then the rest in
+// TestDriver runs all other tests: on each server first those that must run alone, then the rest in
 // parallel.
-func Run(t *testing.T, d Driver) {
-	t.Run("BadURLsNameThePartAndNeverThePassword", func(t *testing.T) { badURLs(t, d) })
-	eachKind(t, d, func(t *testing.T, s *suite) {
+func TestDriver(t *testing.T) {
+	eachSuite(t, func(t *testing.T, s *suite) {
 		for _, test := range alone.of(s) {
 			t.Run(test.name, func(t *testing.T) { test.run(s, t) })
 		}
@@ -146,17 +175,18 @@ func Run(t *testing.T, d Driver) {
 	t.Parallel()
 }
 
-func eachKind(t *testing.T, d Driver, do func(*testing.T, *suite)) {
-	for _, kind := range []server.Kind{server.KindRedis, server.KindValkey} {
-		s := &suite{Driver: d, kind: kind}
-		if s.own() || d.Scheme == "redis" && !testing.Short() {
-			t.Run(s.name(), func(t *testing.T) { do(t, s) })
+func eachSuite(t *testing.T, do func(*testing.T, *suite)) {
+	for _, s := range []*suite{
+		{library: libraries[0], kind: server.KindRedis}, {library: libraries[0], kind: server.KindValkey}, {library: libraries[1], kind: server.KindValkey},
+	} {
+		if s.own() || !testing.Short() {
+			t.Run(s.Scheme+" on "+s.name(), func(t *testing.T) { do(t, s) })
 		}
 	}
 }
 
 type suite struct {
-	Driver
+	library
 	kind  server.Kind
 	owner atomic.Int64
 }
@@ -183,7 +213,7 @@ func (s *suite) openWith(t testing.TB, cfg *driver.Config) driver.Backend {
 		}
 		cfg.DSN += sep + "call_timeout=10s&dial_timeout=10s"
 	}
-	b, err := s.Driver.Driver.Open(cfg)
+	b, err := s.Driver.Open(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -269,14 +299,14 @@ func noLocks(t testing.TB, srv *server.Server) {
 }
 
 func (s *suite) conformance(t *testing.T) {
-	const prefix, grace, secret = "app:", 200 * time.Millisecond, "pw-s3cr3t"
+	const prefix, grace, secret = "app:", 200 * time.Millisecond, "pw-" + secret
 	srv := server.StartFor(t, s.kind, server.WithAppendOnly("always"), server.WithPassword(secret))
 	at := func(addr string) string { return s.url(":"+secret+"@"+addr, "") }
 	var notices drivertest.NoticeLog
 	h := fault.Harness(srv.Addr(), func(addr string) (driver.Backend, error) {
-		return s.Driver.Driver.Open(&driver.Config{DSN: at(addr), Prefix: prefix, Notify: notices.Add})
+		return s.Driver.Open(&driver.Config{DSN: at(addr), Prefix: prefix, Notify: notices.Add})
 	})
-	h.Driver, h.URL, h.Secret, h.Prefix, h.Grace = s.Driver.Driver, at(srv.Addr()), secret, prefix, grace
+	h.Driver, h.URL, h.Secret, h.Prefix, h.Grace = s.Driver, at(srv.Addr()), secret, prefix, grace
 	h.Notices = notices.All
 	if testing.Short() {
 		h.TTL = 250 * time.Millisecond
@@ -294,25 +324,19 @@ func (s *suite) conformance(t *testing.T) {
 	redlocktest.Run(t, h)
 }
 
-func (s *suite) app(t testing.TB, addr string, callTimeout time.Duration) *App {
-	t.Helper()
-	a, err := s.App(addr, callTimeout)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(a.Close)
-	t.Cleanup(func() { _ = a.Backend.Close() })
-	return a
-}
-
 // appDeadlines: even if the application's client may wait for many seconds, no caller waits
 // longer than the call timeout and its context allow; and the client is not closed.
 func (s *suite) appDeadlines(t *testing.T) {
 	srv := server.StartFor(t, s.kind)
 	p := fault.NewProxy(t, srv.Addr())
-	a := s.app(t, p.Addr(), time.Second)
-	s.warm(t, a.Backend)
-	l := s.lock(t, a.Backend, "k", time.Minute)
+	b, ping, end, err := s.App(p.Addr(), time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(end)
+	t.Cleanup(func() { _ = b.Close() })
+	s.warm(t, b)
+	l := s.lock(t, b, "k", time.Minute)
 	p.BlackHole()
 	inTime := func(what string, ask func() error) {
 		start := time.Now()
@@ -327,7 +351,7 @@ func (s *suite) appDeadlines(t *testing.T) {
 		return func() error {
 			ctx, cancel := context.WithTimeout(context.Background(), d)
 			defer cancel()
-			_, err := a.Backend.Acquire(ctx, s.ask(key, time.Minute))
+			_, err := b.Acquire(ctx, s.ask(key, time.Minute))
 			return err
 		}
 	}
@@ -345,13 +369,13 @@ func (s *suite) appDeadlines(t *testing.T) {
 		t.Fatal(err)
 	}
 	unlock(t, l)
-	if err := a.Backend.Close(); err != nil {
+	if err := b.Close(); err != nil {
 		t.Errorf("Close: %v", err)
 	}
-	if _, err := a.Backend.Acquire(context.Background(), s.ask("k", time.Minute)); !errors.Is(err, driver.ErrClosed) {
+	if _, err := b.Acquire(context.Background(), s.ask("k", time.Minute)); !errors.Is(err, driver.ErrClosed) {
 		t.Errorf("Acquire after Close: %v", err)
 	}
-	eventually(t, a.Ping)
+	eventually(t, ping)
 	noLocks(t, srv)
 }
 

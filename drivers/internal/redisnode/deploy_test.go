@@ -1,4 +1,4 @@
-package nodetest
+package redisnode_test
 
 import (
 	"context"
@@ -326,7 +326,7 @@ func (s *suite) allRights(t *testing.T) {
 			}
 		}
 	}
-	doc, err := os.ReadFile("../goredis/doc.go") // package valkeygo refers to it
+	doc, err := os.ReadFile("../../goredis/doc.go") // package valkeygo refers to it
 	if err != nil {
 		t.Fatal(err)
 	}

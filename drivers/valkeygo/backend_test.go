@@ -1,10 +1,8 @@
 package valkeygo_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"os"
 	"strings"
 	"testing"
 	"time"
@@ -12,36 +10,9 @@ import (
 	"github.com/valkey-io/valkey-go"
 
 	"github.com/redlock-go/redlock/driver"
-	"github.com/redlock-go/redlock/drivers/internal/redisnode/nodetest"
 	"github.com/redlock-go/redlock/drivers/valkeygo"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
-
-var tested = nodetest.Driver{
-	Scheme: "valkey",
-	Driver: valkeygo.Driver{},
-	App: func(addr string, callTimeout time.Duration) (*nodetest.App, error) {
-		c, err := valkey.NewClient(valkey.ClientOption{InitAddress: []string{addr}})
-		if err != nil {
-			return nil, err
-		}
-		b, err := valkeygo.New(c, &valkeygo.Options{CallTimeout: callTimeout})
-		if err != nil {
-			return nil, err
-		}
-		return &nodetest.App{
-			Backend: b,
-			Ping:    func() error { return c.Do(context.Background(), c.B().Ping().Build()).Error() },
-			Close:   c.Close,
-		}, nil
-	},
-}
-
-func TestMain(m *testing.M) { os.Exit(nodetest.Main(m)) }
-
-func TestConformance(t *testing.T) { nodetest.Conformance(t, tested) }
-
-func TestDriver(t *testing.T) { nodetest.Run(t, tested) }
 
 func TestUnusableClientsAreRefused(t *testing.T) {
 	if _, err := valkeygo.New(nil, nil); !errors.Is(err, driver.ErrInvalid) {

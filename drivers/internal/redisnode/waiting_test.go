@@ -1,4 +1,4 @@
-package nodetest
+package redisnode_test
 
 import (
 	"context"
