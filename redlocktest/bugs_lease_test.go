@@ -59,7 +59,7 @@ var leaseBugs = []bug{
 			return l.grantUntil(r.TTL), nil
 		})
 	}},
-	{name: "the renewal of a lease that expired takes a free lock", want: "expiry/renew-never-takes", rule: "driver.Lease.Renew", plant: func(b *broken) {
+	{name: "the renewal of a lease that expired takes a free lock", want: "expiry/revived", rule: "driver.Lease.Renew", plant: func(b *broken) {
 		expired(b, func(ctx context.Context, l *brokenLease, _ *driver.Renewal) (driver.Grant, error) {
 			again, err := b.Backend.Acquire(ctx, &l.sent)
 			if err != nil {

@@ -370,7 +370,7 @@ var memoryBugs = []bug{
 			return l.Lease.Release(ctx)
 		}
 	}},
-	{name: "second release fails", stress: true, want: "verdict/second-release", rule: "driver.Lease.Release", plant: onRelease(func(ctx context.Context, _ *broken, l *brokenLease) error {
+	{name: "second release fails", stress: true, want: "verdict/lost", rule: "driver.Lease.Release", plant: onRelease(func(ctx context.Context, _ *broken, l *brokenLease) error {
 		if l.over.Swap(true) {
 			return errors.New("not locked")
 		}
@@ -380,7 +380,7 @@ var memoryBugs = []bug{
 		time.AfterFunc(time.Millisecond, func() { _ = l.Lease.Release(context.Background()) })
 		return nil
 	})},
-	{name: "renew takes again", stress: true, want: "verdict/renew-never-takes", rule: "driver.Lease.Renew", plant: afterRenew(func(ctx context.Context, b *broken, l *brokenLease, r *driver.Renewal, g driver.Grant, err error) (driver.Grant, error) {
+	{name: "renew takes again", stress: true, want: "verdict/lost", rule: "driver.Lease.Renew", plant: afterRenew(func(ctx context.Context, b *broken, l *brokenLease, r *driver.Renewal, g driver.Grant, err error) (driver.Grant, error) {
 		if !errors.Is(err, driver.ErrLost) {
 			return g, err
 		}

@@ -2,6 +2,7 @@ package redlocktest
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -66,9 +67,8 @@ type wireReply struct {
 	Text     string
 	Deadline bool // the error is context.DeadlineExceeded, too
 	Canceled bool // or context.Canceled
-	Holder   string
-	Reserved bool
-	After    time.Duration // HeldError.RetryAfter, or RefusedError's
+	Held     *driver.HeldError
+	After    time.Duration // RefusedError.RetryAfter
 
 	lost chan struct{} // of the parent, in an answer to Acquire
 }
@@ -80,12 +80,8 @@ func (r *wireReply) setError(err error) {
 	}
 	r.Text = err.Error()
 	r.Deadline, r.Canceled = errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled)
-	var h *driver.HeldError
-	var no *driver.RefusedError
-	switch {
-	case errors.As(err, &h):
-		r.Holder, r.Reserved, r.After = h.Holder, h.ReservedForWaiter, h.RetryAfter
-	case errors.As(err, &no):
+	errors.As(err, &r.Held)
+	if no := new(driver.RefusedError); errors.As(err, &no) {
 		r.After = no.RetryAfter
 	}
 }
@@ -97,7 +93,7 @@ func (r *wireReply) err() error {
 	case granted:
 		return nil
 	case held:
-		err = &driver.HeldError{Holder: r.Holder, ReservedForWaiter: r.Reserved, RetryAfter: r.After}
+		err = cmp.Or(r.Held, &driver.HeldError{})
 	case lost:
 		err = driver.ErrLost
 	case later, refused:
@@ -163,10 +159,6 @@ func serveClient(in io.Reader, out io.Writer, open func(string) (driver.Backend,
 		}
 		if req.Do == "cancel" {
 			s.end(req.ID)
-			continue
-		}
-		if req.Do == "clock" { // before the first lease
-			s.setClock(&req)
 			continue
 		}
 		ctx := s.begin(&req)
@@ -245,18 +237,6 @@ func (s *clientServer) end(id int64) {
 	}
 }
 
-// setClock sets the process's wall clock.
-func (s *clientServer) setClock(req *wireRequest) {
-	reply := wireReply{ID: req.ID}
-	err := wallclock.Set(req.Ahead)
-	if reply.setError(err); err == nil {
-		s.ahead = req.Ahead
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	_ = s.replies.Encode(&reply) // the parent may have ended
-}
-
 // serve makes one call and answers.
 func (s *clientServer) serve(ctx context.Context, req *wireRequest) {
 	reply := wireReply{ID: req.ID, Lease: req.Lease}
@@ -265,6 +245,10 @@ func (s *clientServer) serve(ctx context.Context, req *wireRequest) {
 	s.mu.Unlock()
 	var err error
 	switch {
+	case req.Do == "clock": // before the first lease
+		if err = wallclock.Set(req.Ahead); err == nil {
+			s.ahead = req.Ahead
+		}
 	case req.Do == "acquire":
 		reply.Lease = req.ID
 		var got driver.Lease
@@ -345,9 +329,6 @@ func StartClient(url string) (*Client, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	reply, err := c.call(ctx, &wireRequest{Do: "open", URL: url})
-	if err == nil {
-		err = reply.err()
-	}
 	if err == nil && reply.Info == nil {
 		err = errors.New("it does not answer as a client: does the program call ServeClient?")
 	}
@@ -362,10 +343,7 @@ func StartClient(url string) (*Client, error) {
 // setClock puts the wall clock of the process ahead of the machine's, or behind it if negative, by
 // whole seconds. It must come before the first Acquire.
 func (c *Client) setClock(ctx context.Context, ahead time.Duration) error {
-	r, err := c.call(ctx, &wireRequest{Do: "clock", Ahead: ahead})
-	if err == nil {
-		err = r.err()
-	}
+	_, err := c.call(ctx, &wireRequest{Do: "clock", Ahead: ahead})
 	return err
 }
 
@@ -419,8 +397,8 @@ func (c *Client) receive(r *wireReply) {
 
 var errProcessGone = errors.New("the client's process is gone")
 
-// call makes one call, and waits for its answer as long as the process lives. It passes the end
-// of ctx on to the backend, which then answers.
+// call makes one call, and waits for its answer as long as the process lives, and returns the error
+// in the answer. It passes the end of ctx on to the backend, which then answers.
 func (c *Client) call(ctx context.Context, req *wireRequest) (wireReply, error) {
 	if deadline, ok := ctx.Deadline(); ok {
 		req.Deadline = max(time.Until(deadline), 1)
@@ -452,7 +430,7 @@ func (c *Client) call(ctx context.Context, req *wireRequest) (wireReply, error) 
 	if !ok {
 		return wireReply{}, errProcessGone
 	}
-	return r, nil
+	return r, r.err()
 }
 
 // send writes a line. The caller holds c.mu. The pipe's buffer holds all requests that a
@@ -472,9 +450,6 @@ func (c *Client) Acquire(ctx context.Context, req *driver.Request) (driver.Lease
 		return nil, driver.Invalid("Quorum", "is for backends in this process: its clocks cannot be sent to another")
 	}
 	r, err := c.call(ctx, &wireRequest{Do: "acquire", Request: req})
-	if err == nil {
-		err = r.err()
-	}
 	if err != nil {
 		return nil, err
 	}
@@ -527,9 +502,6 @@ func (l *clientLease) Grant() driver.Grant {
 
 func (l *clientLease) Renew(ctx context.Context, renewal *driver.Renewal) (driver.Grant, error) {
 	r, err := l.client.call(ctx, &wireRequest{Do: "renew", Lease: l.id, Renewal: renewal})
-	if err == nil {
-		err = r.err()
-	}
 	if err != nil {
 		return driver.Grant{}, err
 	}
@@ -540,10 +512,7 @@ func (l *clientLease) Renew(ctx context.Context, renewal *driver.Renewal) (drive
 }
 
 func (l *clientLease) Release(ctx context.Context) error {
-	r, err := l.client.call(ctx, &wireRequest{Do: "release", Lease: l.id})
-	if err == nil {
-		err = r.err()
-	}
+	_, err := l.client.call(ctx, &wireRequest{Do: "release", Lease: l.id})
 	l.client.mu.Lock()
 	defer l.client.mu.Unlock()
 	delete(l.client.losses, l.id)

@@ -11,7 +11,6 @@ var expiryCases = []testCase{
 	{name: "free", ttl: true, do: expiryFrees},
 	{name: "renewal", ttl: true, do: renewalExtends},
 	{name: "stale", ttl: true, do: staleAfterExpiry},
-	{name: "renew-never-takes", ttl: true, do: renewNeverRecreates},
 	{name: "first-release", ttl: true, do: releaseFirst},
 	{name: "revived", ttl: true, do: neverRevived},
 	{name: "expires", ttl: true, do: expiresInTime},
@@ -104,17 +103,6 @@ func staleAfterExpiry(r *run) {
 	r.releaseEnded(old)
 	r.notFreed(a, key, next)
 	r.release(next)
-}
-
-// renewNeverRecreates checks that Renew of an expired lease leaves a free key free.
-func renewNeverRecreates(r *run) {
-	_, b, key, old := r.holding(driver.Request{TTL: r.short()})
-	r.release(r.succeed(b, key, old, false))
-	_, err := old.Renew(r.ctx, &driver.Renewal{TTL: r.long()})
-	if r.saw(err) == granted {
-		r.record(renewing, "Renew succeeded after the lease had expired and another owner had the key")
-	}
-	r.release(r.takes(renewing, b, key, "Renew of an expired lease took the key again"))
 }
 
 // releaseFirst checks that Release, the first call of a lease after another owner got the lock,

@@ -127,40 +127,31 @@ func cancelledConnections(r *run) {
 
 // leaseGoroutines checks that no lease has a goroutine of its own, while it is held or after
 // its release. A backend may keep workers for later requests, and one round may add any number
-// of them. So the goroutines of held leases are those that end with the leases, and only a
-// number that grows in every round is a leak.
+// of them: only a number that grows in every round is a leak.
 func leaseGoroutines(r *run) {
 	b := r.client()
 	goroutines := func() (int, error) { return runtime.NumGoroutine(), nil }
-	const n, few, rounds = 60, 20, 3
-	leases := make([]*lease, n)
-	round := func(before int) (held, left int, most string) {
-		for i := range leases {
-			leases[i] = r.grant(b, driver.Request{Key: r.key()})
+	const n = 60
+	var leases []*lease
+	hold := func() {
+		for range n {
+			leases = append(leases, r.grant(b, driver.Request{Key: r.key()}))
 		}
-		held = r.count(goroutines, before+few)
-		if held > before+n/2 {
-			most = commonStack()
-		}
+	}
+	release := func() {
 		for _, l := range leases {
 			r.release(l)
 		}
-		return held, r.count(goroutines, before+few), most
+		leases = nil
 	}
-	_, before, _ := round(r.now(goroutines)) // the first round makes connections
-	for i := 1; ; i++ {
-		held, left, most := round(before)
-		ofHeld, ofReleased := held-left, left-before
-		switch {
-		case ofHeld <= n/2 && ofReleased <= n/2:
-			return
-		case i < rounds:
-		case ofHeld > n/2:
-			r.suspect(noLeaks, "%d leases that are held have %d goroutines: one for all of a backend does\n%s", n, ofHeld, most)
-		default:
-			r.suspect(noLeaks, "%d leases were released, and %d goroutines are left, in each of %d rounds\n%s", n, ofReleased, rounds, commonStack())
-		}
-		before = left
+	hold()                 // makes connections
+	r.count(goroutines, 0) // those of earlier cases may be ending
+	if left, grew := r.grows(goroutines, n/2, hold); grew {
+		r.suspect(noLeaks, "%d leases are held, and the goroutines grow with every %d, to %d: one for all of a backend does\n%s", len(leases), n, left, commonStack())
+	}
+	release()
+	if left, grew := r.grows(goroutines, n/2, func() { hold(); release() }); grew {
+		r.suspect(noLeaks, "the goroutines grow with every %d leases that were released, to %d\n%s", n, left, commonStack())
 	}
 }
 

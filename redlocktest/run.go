@@ -292,17 +292,26 @@ func (r *run) track(l *lease) {
 // cleanUp releases the case's leases and closes its clients, within a bounded time.
 func (r *run) cleanUp() {
 	r.endFaults()
-	released := r.background(func() {
+	r.within(2*r.h.cleanupTimeout(), releasing, "Release", func() {
 		ctx, cancel := context.WithTimeout(context.Background(), r.h.cleanupTimeout())
 		defer cancel()
 		r.releaseAll(ctx)
 	})
-	select {
-	case <-released:
-	case <-time.After(2 * r.h.cleanupTimeout()):
-		r.recordAt("the end of the case", releasing, "Release hangs for %v; the goroutines are:\n%s", 2*r.h.cleanupTimeout(), stacks())
-	}
 	r.closeAll()
+}
+
+// within runs a clean-up, and waits at most this long for it.
+func (r *run) within(most time.Duration, broken rule, what string, f func()) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		f()
+	}()
+	select {
+	case <-done:
+	case <-time.After(most):
+		r.recordAt("the end of the case", broken, "%s hangs for %v; the goroutines are:\n%s", what, most, stacks())
+	}
 }
 
 // endFaults ends every fault that the case began and did not end itself.
@@ -328,27 +337,12 @@ func (r *run) releaseAll(ctx context.Context) {
 	wg.Wait()
 }
 
-// background runs a clean-up, and waits at most patience for it.
-func (r *run) background(f func()) <-chan struct{} {
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		f()
-	}()
-	return done
-}
-
 func (r *run) closeAll() {
-	closed := r.background(func() {
+	r.within(r.h.cleanupTimeout(), closing, "Close", func() {
 		for _, b := range r.opened() {
 			_ = b.Close()
 		}
 	})
-	select {
-	case <-closed:
-	case <-time.After(r.h.cleanupTimeout()):
-		r.recordAt("the end of the case", closing, "Close hangs for %v; the goroutines are:\n%s", r.h.cleanupTimeout(), stacks())
-	}
 }
 
 // snapshot returns a copy of the results that an abandoned case cannot change.

@@ -13,10 +13,8 @@ import (
 var verdictCases = []testCase{
 	{name: "held", do: heldError},
 	{name: "lost", do: lostAfterRelease},
-	{name: "second-release", do: secondRelease},
 	{name: "concurrent-release", do: concurrentRelease},
 	{name: "stale-release", do: staleRelease},
-	{name: "renew-never-takes", do: renewNeverTakes},
 	{name: "concurrent-lease", do: concurrentLease},
 	{name: "renew-beside-release", do: renewBesideRelease},
 }
@@ -55,10 +53,16 @@ func heldError(r *run) {
 	r.release(l)
 }
 
-// lostAfterRelease checks that a released lease can neither be renewed nor disturbs the next owner.
+// lostAfterRelease checks that a released lease can be released again, cannot be renewed, neither
+// takes a free key nor disturbs the next owner.
 func lostAfterRelease(r *run) {
 	a, b, key, l := r.holding(driver.Request{})
 	r.release(l)
+	for range 3 {
+		if err := l.Release(r.ctx); err != nil {
+			r.fatal(releasing, "Release gives %v after a Release that returned nil", err)
+		}
+	}
 	r.lost(l)
 	for _, c := range []driver.Backend{a, b} { // also within one client, which must not confuse the leases
 		next := r.grant(c, driver.Request{Key: key})
@@ -66,18 +70,6 @@ func lostAfterRelease(r *run) {
 		r.holds(a, key, next)
 		r.release(next)
 	}
-}
-
-func secondRelease(r *run) {
-	b, key := r.client(), r.key()
-	l := r.grant(b, driver.Request{Key: key})
-	r.release(l)
-	for range 3 {
-		if err := l.Release(r.ctx); err != nil {
-			r.fatal(releasing, "Release gives %v after a Release that returned nil", err)
-		}
-	}
-	r.free(b, key)
 }
 
 func concurrentRelease(r *run) {
@@ -118,19 +110,6 @@ func (r *run) notFreed(b driver.Backend, key string, l *lease) {
 		r.fatal(releasing, "the Release of a lease that was over freed the next owner's lock")
 	}
 	r.holds(b, key, l)
-}
-
-// renewNeverTakes checks that the Renew of an ended lease leaves a free key free.
-func renewNeverTakes(r *run) {
-	a, b, key, old := r.holding(driver.Request{})
-	r.release(old)
-	_, err := old.Renew(r.ctx, &driver.Renewal{TTL: r.long()})
-	if r.saw(err) == granted {
-		r.record(renewing, "Renew succeeded after Release")
-	}
-	l := r.takes(renewing, b, key, "Renew after Release took the key again")
-	r.holds(a, key, l)
-	r.release(l)
 }
 
 // serial calls f in n goroutines, rounds times in each, and checks that f never runs twice at a
