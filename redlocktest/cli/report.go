@@ -20,8 +20,6 @@ type report struct {
 	Stress      *redlocktest.StressReport `json:"stress,omitempty"`
 	NoProcesses string                    `json:"no_processes,omitempty"` // why all clients were in this process
 	NoLinks     string                    `json:"no_links,omitempty"`     // why no links were broken
-	Left        []string                  `json:"left"`                   // keys of locks of this command that are still held: not ok
-	LeftUnknown string                    `json:"left_unknown,omitempty"`
 }
 
 // verdict returns the result of a case in one word.
@@ -85,14 +83,6 @@ func (r *report) text(w io.Writer) {
 	}
 	if r.NoLinks != "" {
 		fmt.Fprintf(w, "No links were broken: %s\n", r.NoLinks)
-	}
-	switch {
-	case r.LeftUnknown != "":
-		fmt.Fprintf(w, "Left behind: perhaps locks: %s\n", r.LeftUnknown)
-	case len(r.Left) > 0:
-		fmt.Fprintf(w, "Left behind: %d locks are still held; %q is one of them\n", len(r.Left), r.Left[0])
-	default:
-		fmt.Fprintf(w, "Left behind: no lock of this command is held\n")
 	}
 	fmt.Fprintln(w)
 }
