@@ -176,22 +176,7 @@ func (c *Call) Deadline() (time.Time, bool) {
 }
 
 // Err returns nil until the call has ended, and then an error of package context; Over says why.
-func (c *Call) Err() error {
-	c.mu.Lock()
-	inner, ended := c.inner, c.ended
-	c.mu.Unlock()
-	switch {
-	case inner != nil:
-		return inner.Err()
-	case c.caller.Err() != nil:
-		return c.caller.Err()
-	case ended, c.users != nil && c.users.Err() != nil:
-		return context.Canceled
-	case !time.Now().Before(c.by):
-		return context.DeadlineExceeded
-	}
-	return nil
-}
+func (c *Call) Err() error { return c.context().Err() }
 
 // Caller returns the context of the caller, which has no time limit of the driver's.
 func (c *Call) Caller() context.Context { return c.caller }
@@ -236,10 +221,10 @@ func (c *Call) Over() error {
 		return fmt.Errorf("%s: %w", c.calls.Name, driver.ContextErr(c.caller))
 	case c.users != nil && c.users.Err() != nil:
 		return driver.ErrClosed
-	case c.Err() == nil && time.Now().Before(c.by): // the timer of its context may be late
-		return nil
+	case !time.Now().Before(c.by): // the timer of its context may be late
+		return fmt.Errorf("%s: %w", c.calls.Name, errTimeout)
 	}
-	return fmt.Errorf("%s: %w", c.calls.Name, errTimeout)
+	return nil
 }
 
 // Failed returns the error of the call for the error of a request. The verdicts of package driver

@@ -50,26 +50,10 @@ func NewLease(calls *Calls, info driver.Info, grant driver.Grant, renew func(*Ca
 // servers on which a lock lives with a session, which goes on for other leases. Call it once, before
 // the lease is used; it returns the lease.
 func (l *Lease) FreeAtEnd() *Lease {
-	l.mu.Lock() // lapse uses the timer
+	l.mu.Lock() // undo uses the timer
 	defer l.mu.Unlock()
-	l.timer = time.AfterFunc(time.Until(l.grant.Expires), l.lapse)
+	l.timer = time.AfterFunc(time.Until(l.grant.Expires), func() { l.undo(time.Time{}) })
 	return l
-}
-
-// lapse ends a lease that was neither renewed nor released in time.
-func (l *Lease) lapse() {
-	for others := l.take(); others != nil; others = l.take() {
-		<-others // a renewal under way may extend the lease
-	}
-	defer l.leave()
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if left := time.Until(l.grant.Expires); left > 0 && !l.over {
-		l.timer.Reset(left)
-	} else if !l.over {
-		l.over = true
-		l.undo(time.Time{})
-	}
 }
 
 // Grant returns the grant as of the last success.
@@ -94,26 +78,22 @@ func (l *Lease) begin(ctx context.Context, most time.Duration) (*Call, error) {
 
 // enter waits until other calls have left the lease; leave lets the next one go on.
 func (l *Lease) enter(call *Call) error {
-	for {
-		others := l.take()
-		if others == nil {
-			return nil
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for l.busy {
+		if l.free == nil {
+			l.free = make(chan struct{})
 		}
-		if err := call.Await(others); err != nil {
+		free := l.free
+		l.mu.Unlock()
+		err := call.Await(free)
+		l.mu.Lock()
+		if err != nil {
 			return err
 		}
 	}
-}
-
-// take lets the caller enter, or returns a channel that is closed when another try may succeed.
-func (l *Lease) take() <-chan struct{} {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.busy && l.free == nil {
-		l.free = make(chan struct{})
-	}
 	l.busy = true
-	return l.free
+	return nil
 }
 
 func (l *Lease) leave() {
@@ -170,11 +150,7 @@ func (l *Lease) Release(ctx context.Context) error {
 		l.lost = false
 		return driver.ErrLost
 	}
-	if l.certain {
-		return nil
-	}
-	err = l.release(call)
-	l.certain = err == nil || errors.Is(err, driver.ErrLost)
+	err = l.freeOnce(call)
 	end := l.Grant().Expires.Add(10 * time.Second)
 	switch {
 	case l.timer != nil:
@@ -183,30 +159,38 @@ func (l *Lease) Release(ctx context.Context) error {
 	case l.Grant().Expires.IsZero():
 		end = time.Now().Add(time.Minute)
 	}
-	if !l.certain {
+	if !l.certain && !l.undoing {
+		l.undoing = true
 		l.undo(end)
 	}
 	return call.Failed(err)
 }
 
-// undo repeats release in the background. The caller has entered.
-func (l *Lease) undo(until time.Time) {
-	if l.undoing {
-		return
+// freeOnce frees the lock unless it is certainly gone. The caller has entered.
+func (l *Lease) freeOnce(call *Call) error {
+	if l.certain {
+		return nil
 	}
-	l.undoing = true
+	err := l.release(call)
+	l.certain = err == nil || errors.Is(err, driver.ErrLost)
+	return err
+}
+
+// undo frees the lock in the background, unless a renewal has extended the lease meanwhile.
+func (l *Lease) undo(until time.Time) {
 	l.calls.Undo(until, func(call *Call) error {
 		if err := l.enter(call); err != nil {
 			return err
 		}
 		defer l.leave()
-		if l.certain {
+		if left := time.Until(l.Grant().Expires); left > 0 && !l.over {
+			l.timer.Reset(left)
 			return nil
 		}
-		err := l.release(call)
-		if l.certain = err == nil || errors.Is(err, driver.ErrLost); l.certain {
-			return nil
+		l.over = true
+		if err := l.freeOnce(call); !l.certain {
+			return err
 		}
-		return err
+		return nil
 	})
 }

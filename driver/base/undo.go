@@ -1,9 +1,6 @@
 package base
 
-import (
-	"context"
-	"time"
-)
+import "time"
 
 // undo is something to undo: one after the other, by one goroutine while there is any, so that an
 // outage fills no server with requests.
@@ -28,7 +25,7 @@ func (c *Calls) Undo(until time.Time, f func(call *Call) error) {
 	if c.undoing == nil {
 		done := make(chan struct{})
 		c.undoing = done
-		c.routines.Go(func() { defer close(done); c.undoAll(c.own) })
+		c.routines.Go(func() { defer close(done); c.undoAll() })
 	}
 }
 
@@ -43,52 +40,42 @@ func (c *Calls) lastUndos() <-chan struct{} {
 	return c.undoing
 }
 
-// next returns what is first, or ends the goroutine.
-func (c *Calls) next() (undo, bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if len(c.undos) == 0 {
-		c.undoing = nil
-		return undo{}, false
-	}
-	x := c.undos[0]
-	c.undos = c.undos[1:]
-	return x, true
-}
-
-// undone notes how a try has ended.
-func (c *Calls) undone(x undo, err error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	switch {
-	case err == nil && c.patience != nil:
-		c.patience.Reset(c.timeout())
-	case err != nil && (x.until.IsZero() || time.Now().Before(x.until)):
-		c.undos = append(c.undos, x)
-	}
-}
-
 // undoAll empties the list.
-func (c *Calls) undoAll(ctx context.Context) {
+func (c *Calls) undoAll() {
 	const shortest, longest = 10 * time.Millisecond, time.Second
-	pause := shortest
-	for ctx.Err() == nil {
-		x, ok := c.next()
-		if !ok {
-			return
-		}
-		call := &Call{calls: c, caller: ctx, by: time.Now().Add(c.timeout())}
-		err := x.try(call)
-		call.End()
-		c.undone(x, err)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for pause := shortest; len(c.undos) > 0 && c.own.Err() == nil; {
+		x := c.undos[0]
+		c.undos = c.undos[1:]
+		c.mu.Unlock()
+		err := c.undo(x, pause)
+		c.mu.Lock()
 		if err == nil {
 			pause = shortest
+			if c.patience != nil {
+				c.patience.Reset(c.timeout())
+			}
 			continue
 		}
+		pause = min(2*pause, longest)
+		if x.until.IsZero() || time.Now().Before(x.until) {
+			c.undos = append(c.undos, x)
+		}
+	}
+	c.undoing = nil
+}
+
+// undo tries to undo x, and pauses after a failure.
+func (c *Calls) undo(x undo, pause time.Duration) error {
+	call := &Call{calls: c, caller: c.own, by: time.Now().Add(c.timeout())}
+	err := x.try(call)
+	call.End()
+	if err != nil {
 		select {
 		case <-time.After(pause):
-		case <-ctx.Done():
+		case <-c.own.Done():
 		}
-		pause = min(2*pause, longest)
 	}
+	return err
 }
