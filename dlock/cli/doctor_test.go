@@ -280,11 +280,6 @@ var misconfigurations = map[string]misconfiguration{
 		server.Postgres(w.t, server.WithReplicaOf(primary))
 		return primary.URL(), w.shell
 	}, deep},
-	"local commits": {"synchronous-commit warning local", func(w *world) (string, mender) {
-		primary := server.Postgres(w.t, server.WithSetting("synchronous_standby_names", "'*'"), server.WithSetting("synchronous_commit", "local"))
-		server.Postgres(w.t, server.WithReplicaOf(primary))
-		return primary.URL(), nil
-	}, deep},
 
 	"folder without sticky bit": {"folder-not-sticky warning 0777", func(w *world) (string, mender) {
 		folder := filepath.Join(w.dir, "a folder")

@@ -101,11 +101,6 @@ func rules(own int) []rule {
 			"replication-async", driver.SeverityWarning, asynchronous, standbys + ` || ' standbys'`, `'ALTER SYSTEM SET synchronous_standby_names = ''*'''`,
 			"make a standby synchronous, or set restart_guard", "standbys follow asynchronously: " + loses,
 		},
-		{
-			"synchronous-commit", driver.SeverityWarning, standbys + ` > 0 AND NOT ` + asynchronous + ` AND current_setting('synchronous_commit') IN ('off', 'local')`,
-			`current_setting('synchronous_commit')`, `'ALTER SYSTEM SET synchronous_commit = on'`,
-			"set synchronous_commit to on", "commits do not wait for a standby: " + loses,
-		},
 	}
 }
 

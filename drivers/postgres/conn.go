@@ -247,8 +247,8 @@ func (c *conn) unanswered() []*op {
 	for _, st := range c.round {
 		ops = append(append(ops, st.ops...), st.beats...)
 	}
-	for i := 0; i < len(ops); i++ {
-		ops = append(ops, ops[i].also...)
+	for _, o := range ops {
+		ops = append(ops, o.also...)
 	}
 	return ops
 }

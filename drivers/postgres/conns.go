@@ -2,6 +2,7 @@ package postgres
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"time"
 
@@ -113,24 +114,36 @@ func (b *Backend) connNow(class time.Duration) (*conn, error) {
 func (b *Backend) refusedLately() bool { return time.Since(b.refused) < 5*time.Second }
 
 // reserve takes an idle connection, or a new one, for a wait. A fifth of the connections, and at
-// least one, serves requests. It reports whether there may be no more connections for waiting.
-func (b *Backend) reserve(class time.Duration) (c *conn, full bool) {
+// least one, serves requests. It returns nil if there is none.
+func (b *Backend) reserve(w *want) *conn {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	v := b.view(class)
+	v := b.view(classOf(w.ttl))
+	full := v.waiting >= b.opt.MaxConns-max(1, b.opt.MaxConns/5)
 	switch {
 	case b.closed:
-		return nil, false
-	case v.waiting >= b.opt.MaxConns-max(1, b.opt.MaxConns/5):
-		return nil, true
-	case v.idle != nil && len(b.conns)-v.waiting > 1 && v.idle.reserve(): // another one serves requests
-		return v.idle, false
-	case v.full:
-		return nil, true
+		return nil
+	case !full && v.idle != nil && len(b.conns)-v.waiting > 1 && v.idle.reserve(): // another one serves requests
+		return v.idle
+	case full || v.full:
+		if b.lacked.IsZero() {
+			b.calls.Go(func(context.Context) {
+				b.report(driver.Notice{Kind: driver.NoticeDegraded, Key: w.key, Detail: fmt.Sprintf("more keys are waited for than there are connections for waiting (max_conns=%d): keys without one are polled", b.opt.MaxConns)})
+			})
+		}
+		b.lacked = time.Now()
+		return nil
 	case b.refusedLately():
-		return nil, false
+		return nil
 	}
-	return b.open(class, true), false
+	return b.open(classOf(w.ttl), true)
+}
+
+// scarce reports whether a wait has lately found no connection.
+func (b *Backend) scarce() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return time.Since(b.lacked) < scarceFor
 }
 
 // reserve takes a connection that is idle for a wait.

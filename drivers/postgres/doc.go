@@ -15,7 +15,8 @@
 //	…
 //	err = backend.LockTx(ctx, tx, "account/7")
 //
-// LockSQLTx takes a transaction of database/sql.
+// In a transaction of database/sql that is the statement SELECT pg_advisory_xact_lock(n), with the
+// number of LockID.
 //
 // # How it works
 //
@@ -50,7 +51,7 @@
 // A try that does not wait may come before those who wait for a moment between statements.
 //
 // Where more keys are waited for than there are connections for waiting the waits take turns,
-// and are tried every 25 ms meanwhile; a notice says so. The same happens if the server has no
+// and are tried every 25 ms meanwhile; a notice says so once. The same happens if the server has no
 // connection left. If a caller gives up its wait, the connection is used again.
 //
 // A lock that is handed over costs two messages, the waiter's and the unlock.

@@ -58,7 +58,6 @@ type Backend struct {
 	warned  sync.Once
 	locks   atomic.Int64 // locks that this process holds on the server
 	room    atomic.Int64 // the size of the server's lock table, estimated
-	polled  atomic.Int64 // when a caller polled last, in nanoseconds since 1970
 	label   atomic.Pointer[string]
 	calls   base.Calls
 
@@ -66,6 +65,7 @@ type Backend struct {
 	closed  bool
 	conns   []*conn
 	refused time.Time // when a connection could not be opened last
+	lacked  time.Time // when a wait found no connection last
 	hot     map[advisory.Number]*hotKey
 }
 

@@ -2,7 +2,6 @@ package postgres_test
 
 import (
 	"context"
-	"database/sql"
 	"errors"
 	"flag"
 	"fmt"
@@ -15,7 +14,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	_ "github.com/jackc/pgx/v5/stdlib" // database/sql
 
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/drivers/internal/drivertest"
@@ -412,22 +410,4 @@ func serve(t testing.TB, handle func(net.Conn)) string {
 var existing = map[string]string{
 	postgres.Int64Key(42): "42", postgres.Int64Key(-1): "-1",
 	postgres.Int32PairKey(7, -8): "7,-8", postgres.Int32PairKey(-2147483648, 2147483647): "-2147483648,2147483647",
-}
-
-// sqlTransactions returns two transactions of database/sql, and a backend of their database.
-func sqlTransactions(t *testing.T) (*postgres.Backend, [2]*sql.Tx) {
-	t.Helper()
-	s := database(t)
-	db, err := sql.Open("pgx", s.URL())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = db.Close() })
-	var txs [2]*sql.Tx
-	for i := range txs {
-		if txs[i], err = db.BeginTx(t.Context(), nil); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return opener(t, s.URL()), txs
 }

@@ -188,27 +188,6 @@ func TestADeadlockOfTransactionsIsARefusalThatPasses(t *testing.T) {
 	}
 }
 
-func TestLockSQLTxIsLockTxOfDatabaseSQL(t *testing.T) {
-	t.Parallel()
-	b, txs := sqlTransactions(t)
-	if err := b.LockSQLTx(t.Context(), txs[0], "k"); err != nil {
-		t.Fatal(err)
-	}
-	if err := b.TryLockSQLTx(t.Context(), txs[1], "k"); !errors.Is(err, driver.ErrHeld) {
-		t.Errorf("a second transaction: %v", err)
-	}
-	if _, err := txs[1].ExecContext(t.Context(), "SET LOCAL lock_timeout = 20"); err != nil {
-		t.Fatal(err)
-	}
-	if err := b.LockSQLTx(t.Context(), txs[1], "k"); !errors.Is(err, driver.ErrHeld) {
-		t.Errorf("lock_timeout gives %v", err)
-	}
-	if err := txs[0].Commit(); err != nil {
-		t.Fatal(err)
-	}
-	drivertest.Release(t, must(t, b, request("k", time.Minute)))
-}
-
 // Parameters that providers and pools put into DATABASE_URL are accepted.
 func TestForeignParametersAreHarmless(t *testing.T) {
 	t.Parallel()

@@ -2,11 +2,11 @@ package postgres
 
 import (
 	"context"
-	"database/sql"
 	"errors"
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/drivers/postgres/internal/advisory"
@@ -21,52 +21,27 @@ import (
 // If the same transaction does the work, this is the strongest form of a lock: if the lock is
 // lost, the work is rolled back.
 //
+// In a transaction of database/sql run SELECT pg_advisory_xact_lock(n) with the number of LockID.
+//
 // ctx and the settings of tx's connection (lock_timeout) bound the waiting. If
 // lock_timeout ends the wait the error is ErrHeld; if the server found a deadlock it is a
 // *driver.RefusedError. After an error the transaction cannot be used any more. See the package's documentation on
 // the deadlock that nobody finds.
 func (b *Backend) LockTx(ctx context.Context, tx pgx.Tx, key string) error {
-	return b.inTx(ctx, key, "pg_advisory_xact_lock", pgxRow(ctx, tx))
+	return b.inTx(ctx, tx, key, "pg_advisory_xact_lock")
 }
 
 // TryLockTx is LockTx without waiting: the error is a *driver.HeldError if another transaction
 // or lease has the key; the transaction can still be used then.
 func (b *Backend) TryLockTx(ctx context.Context, tx pgx.Tx, key string) error {
-	return b.inTx(ctx, key, "pg_try_advisory_xact_lock", pgxRow(ctx, tx))
-}
-
-// LockSQLTx is LockTx for a transaction of database/sql, of any driver of PostgreSQL.
-func (b *Backend) LockSQLTx(ctx context.Context, tx *sql.Tx, key string) error {
-	return b.inTx(ctx, key, "pg_advisory_xact_lock", sqlRow(ctx, tx))
-}
-
-// TryLockSQLTx is TryLockTx for a transaction of database/sql.
-func (b *Backend) TryLockSQLTx(ctx context.Context, tx *sql.Tx, key string) error {
-	return b.inTx(ctx, key, "pg_try_advisory_xact_lock", sqlRow(ctx, tx))
-}
-
-// A scan runs a query that has one row, and reads its only column.
-type scan func(query string, to any) error
-
-func pgxRow(ctx context.Context, tx pgx.Tx) scan {
-	if tx == nil {
-		return nil
-	}
-	return func(query string, to any) error { return tx.QueryRow(ctx, query).Scan(to) }
-}
-
-func sqlRow(ctx context.Context, tx *sql.Tx) scan {
-	if tx == nil {
-		return nil
-	}
-	return func(query string, to any) error { return tx.QueryRowContext(ctx, query).Scan(to) }
+	return b.inTx(ctx, tx, key, "pg_try_advisory_xact_lock")
 }
 
 // inTx runs a function that locks, or tries to, for a transaction. The lock is reentrant within the
 // transaction.
-func (b *Backend) inTx(ctx context.Context, key, function string, row scan) error {
+func (b *Backend) inTx(ctx context.Context, tx pgx.Tx, key, function string) error {
 	switch {
-	case row == nil:
+	case tx == nil:
 		return driver.Invalid("transaction", "is nil")
 	case key == "":
 		return driver.Invalid("key", "is empty")
@@ -74,7 +49,7 @@ func (b *Backend) inTx(ctx context.Context, key, function string, row scan) erro
 		return driver.Invalid("key", "has %d bytes with its prefix, the limit is %d", len(b.opt.Prefix)+len(key), driver.MaxKey)
 	}
 	var got string // nothing, or true or false
-	if err := row("SELECT "+function+"("+advisory.NumberOf(b.opt.Prefix, key).Args()+")::text", &got); err != nil {
+	if err := tx.QueryRow(ctx, "SELECT "+function+"("+advisory.NumberOf(b.opt.Prefix, key).Args()+")::text").Scan(&got); err != nil {
 		return txError(ctx, err)
 	}
 	if got == "false" {
@@ -83,20 +58,17 @@ func (b *Backend) inTx(ctx context.Context, key, function string, row scan) erro
 	return nil
 }
 
-// txError translates an error of any SQL driver that has the server's error code.
+// txError translates an error of a transaction.
 func txError(ctx context.Context, err error) error {
-	var e interface {
-		error
-		SQLState() string
-	}
+	var e *pgconn.PgError
 	switch {
 	case ctx.Err() != nil:
 		err = ctx.Err()
 	case !errors.As(err, &e):
-	case e.SQLState() == verdict.CodeLockTimeout:
+	case e.Code == verdict.CodeLockTimeout:
 		return &driver.HeldError{}
 	default:
-		err = verdict.Of(e.SQLState(), err, 0)
+		err = verdict.Of(e.Code, err, 0)
 	}
 	if errors.Is(err, driver.ErrRefused) {
 		return err

@@ -33,6 +33,9 @@ const (
 	// pollEvery is the interval at which callers without a connection for waiting poll, all of a
 	// process at the same time, so that they share one statement.
 	pollEvery = 25 * time.Millisecond
+	// scarceFor is how long after a wait that found no connection the others leave theirs when their
+	// slices end, so that all take turns.
+	scarceFor = time.Second / 2
 	// A slice stays below the server's deadlock_timeout, 1 s by default, after which every wait is
 	// examined and may be logged. It is as long as that permits, because waiters are served in the
 	// order of the server's queue only within a slice.
@@ -98,12 +101,8 @@ func (b *Backend) wait(call *base.Call, w *want, seen *driver.HeldError) (l *lea
 		defer func() { k.turn <- struct{}{} }()
 		err = driver.ErrHeld
 	}
-	for told := false; call.Err() == nil && (errors.Is(err, driver.ErrHeld) || errors.Is(err, errEnded)); {
-		c, full := b.reserve(classOf(w.ttl))
-		if full && !told {
-			told = true
-			b.report(driver.Notice{Kind: driver.NoticeDegraded, Key: w.key, Detail: fmt.Sprintf("more keys are waited for than there are connections for waiting (max_conns=%d): keys without one are polled", b.opt.MaxConns)})
-		}
+	for call.Over() == nil && (errors.Is(err, driver.ErrHeld) || errors.Is(err, errEnded)) {
+		c := b.reserve(w)
 		if c != nil {
 			l, err = b.waitOn(call, c, w, k)
 			err = call.Failed(err)
@@ -112,21 +111,20 @@ func (b *Backend) wait(call *base.Call, w *want, seen *driver.HeldError) (l *lea
 			l, err = b.poll(call, w)
 		}
 	}
-	if over := call.Over(); err != nil && errors.Is(over, driver.ErrClosed) {
+	over := call.Over()
+	switch {
+	case err == nil || over == nil:
+		return l, err
+	case errors.Is(over, driver.ErrClosed):
 		return nil, over
-	} else if err != nil && over != nil {
-		return nil, fmt.Errorf("%w: %w", over, seen) // with the last refusal
 	}
-	return l, err
+	return nil, fmt.Errorf("%w: %w", over, seen) // with the last refusal
 }
 
 // poll makes an attempt at the next multiple of pollEvery.
 func (b *Backend) poll(call *base.Call, w *want) (*lease, error) {
-	b.polled.Store(time.Now().UnixNano())
-	t := time.NewTimer(pollEvery - time.Duration(time.Now().UnixNano())%pollEvery)
-	defer t.Stop()
 	select {
-	case <-t.C:
+	case <-time.After(pollEvery - time.Duration(time.Now().UnixNano())%pollEvery):
 		return b.try(call.Caller(), w)
 	case <-call.Done():
 		return nil, call.Over()
@@ -146,7 +144,7 @@ func (b *Backend) waitOn(call *base.Call, c *conn, w *want, k *hotKey) (*lease, 
 		if !errors.Is(err, driver.ErrHeld) {
 			return l, err
 		}
-		if call.Err() != nil || time.Now().UnixNano()-b.polled.Load() < int64(4*pollEvery) {
+		if call.Over() != nil || b.scarce() {
 			c.free()
 			return nil, err
 		}
