@@ -42,7 +42,7 @@ func TestACallSaysWhyItEnded(t *testing.T) {
 		}
 
 		call = begin(t, c, t.Context())
-		if err := call.Failed(errUnknown); !errors.Is(err, errUnknown) || !strings.HasPrefix(err.Error(), "kv: ") {
+		if err := call.Failed(call.Failed(errUnknown)); !errors.Is(err, errUnknown) || strings.Count(err.Error(), "kv: ") != 1 {
 			t.Errorf("in time: %v", err)
 		}
 		if err := call.Failed(context.DeadlineExceeded); errors.Is(err, context.DeadlineExceeded) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"sync"
 	"time"
 
@@ -76,6 +77,29 @@ func (c *Calls) Begin(ctx context.Context, most time.Duration) (*Call, error) {
 	c.calls.Add(1)
 	call.users = c.users
 	return call, nil
+}
+
+// BeginAcquire begins a call of Acquire. It checks the request, and bounds the call by Bound of the
+// TTL, or, if the request waits, by its context alone.
+func (c *Calls) BeginAcquire(ctx context.Context, info driver.Info, prefix string, req *driver.Request) (*Call, error) {
+	if err := info.Check(prefix, req); err != nil {
+		return nil, err
+	}
+	most := c.Bound(req.TTL)
+	if req.Wait {
+		most = math.MaxInt64
+	}
+	return c.Begin(ctx, most)
+}
+
+// Do is a call around f. Its error is that of Begin, or Failed for that of f.
+func (c *Calls) Do(ctx context.Context, most time.Duration, f func(call *Call) error) error {
+	call, err := c.Begin(ctx, most)
+	if err != nil {
+		return err
+	}
+	defer call.End()
+	return call.Failed(f(call))
 }
 
 // Go runs f in a goroutine, unless the backend is closed. Its context ends when Close has waited for
@@ -229,10 +253,11 @@ func (c *Call) Over() error {
 
 // Failed returns the error of the call for the error of a request. The verdicts of package driver
 // stay as they are; if the call is over, the error is that of Over; any other error is an unknown
-// outcome. No error of a client library becomes one of the caller's context.
+// outcome. No error of a client library becomes one of the caller's context. An error of Failed stays
+// as it is.
 func (c *Call) Failed(err error) error {
-	if err == nil {
-		return nil
+	if done := (*failedError)(nil); err == nil || errors.As(err, &done) {
+		return err
 	}
 	for _, verdict := range []error{driver.ErrHeld, driver.ErrLost, driver.ErrRefused, driver.ErrInvalid, driver.ErrClosed, errTimeout} {
 		if errors.Is(err, verdict) {
@@ -243,7 +268,12 @@ func (c *Call) Failed(err error) error {
 		return over
 	}
 	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
-		return fmt.Errorf("%s: %v", c.calls.Name, err) //nolint:errorlint // a time limit of the driver's own is not the caller's
+		return &failedError{fmt.Errorf("%s: %v", c.calls.Name, err)} //nolint:errorlint // a time limit of the driver's own is not the caller's
 	}
-	return fmt.Errorf("%s: %w", c.calls.Name, err)
+	return &failedError{fmt.Errorf("%s: %w", c.calls.Name, err)}
 }
+
+// A failedError is an unknown outcome that has the driver's name.
+type failedError struct{ error }
+
+func (e *failedError) Unwrap() error { return e.error }

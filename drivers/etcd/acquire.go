@@ -35,14 +35,7 @@ type attempt struct {
 
 // Acquire makes one attempt, or with req.Wait waits in the key's queue.
 func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Lease, error) {
-	if err := b.info.Check(b.opt.Prefix, req); err != nil {
-		return nil, err
-	}
-	most := time.Duration(forever)
-	if !req.Wait {
-		most = b.opt.CallTimeout
-	}
-	call, err := b.calls.Begin(ctx, most)
+	call, err := b.calls.BeginAcquire(ctx, b.info, b.opt.Prefix, req)
 	if err != nil {
 		return nil, err
 	}
@@ -56,7 +49,7 @@ func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Leas
 		b.noteHeld(a.path)
 		return nil, err
 	}
-	err = b.failed(call, err)
+	err = call.Failed(b.explain(err))
 	if a.seen != nil && ctx.Err() != nil {
 		return nil, fmt.Errorf("%w: %w", err, a.seen)
 	}

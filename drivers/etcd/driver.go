@@ -5,7 +5,6 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"math"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -82,7 +81,7 @@ func dial(u *dsn.URL, secure *tls.Config, timeout time.Duration) (*clientv3.Clie
 		DialTimeout: timeout * 3 / 4, DialKeepAliveTime: 10 * time.Second, DialKeepAliveTimeout: 2 * time.Second,
 		MaxUnaryRetries: 2, // a second try with a new token if the first has expired; call makes other retries
 		Logger:          zap.NewNop(),
-		DialOptions: []grpc.DialOption{grpc.WithChainUnaryInterceptor(explain), grpc.WithConnectParams(grpc.ConnectParams{
+		DialOptions: []grpc.DialOption{grpc.WithChainUnaryInterceptor(reason), grpc.WithConnectParams(grpc.ConnectParams{
 			// By default a client may come back two minutes after its servers.
 			Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 500 * time.Millisecond},
 			MinConnectTimeout: max(timeout, time.Second),
@@ -234,9 +233,6 @@ func (b *Backend) Info() driver.Info { return b.info }
 
 // String returns the servers' addresses and the path, without any secret.
 func (b *Backend) String() string { return b.address }
-
-// forever is the longest time of a call that only its caller ends.
-const forever = math.MaxInt64
 
 // Close ends the backend. It does not release held leases. It waits for the clean-up under way,
 // for about the call timeout at most.

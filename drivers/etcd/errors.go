@@ -12,7 +12,6 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/redlock-go/redlock/driver"
-	"github.com/redlock-go/redlock/driver/base"
 )
 
 // code returns the gRPC code of the client's error.
@@ -24,9 +23,9 @@ func code(err error) codes.Code {
 	return status.Code(err)
 }
 
-// explain extracts the reason why no connection could be made; the client reports the end of a
+// reason extracts the reason why no connection could be made; the client reports the end of a
 // context instead.
-func explain(ctx context.Context, method string, req, reply any, c *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+func reason(ctx context.Context, method string, req, reply any, c *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 	err := invoke(ctx, method, req, reply, c, opts...)
 	if status.Code(err) != codes.DeadlineExceeded {
 		return err
@@ -62,13 +61,12 @@ func unanswered(err error) error {
 	return err
 }
 
-// failed turns the client's error into that of a call: a refusal, or an unknown outcome. The
-// caller names the operation.
-func (b *Backend) failed(c *base.Call, err error) error {
+// explain turns the client's error into this driver's: a refusal, or an unknown outcome.
+func (b *Backend) explain(err error) error {
 	answer := status.Convert(err).Message()
 	switch code(err) {
 	case codes.Unauthenticated, codes.PermissionDenied, codes.InvalidArgument, codes.FailedPrecondition:
-		err = &driver.RefusedError{
+		return &driver.RefusedError{
 			Reason: "etcd refuses: check the user, the password, and the role's permission to read and write under " + b.opt.Path,
 			Err:    errors.New(answer),
 		}
@@ -76,16 +74,16 @@ func (b *Backend) failed(c *base.Call, err error) error {
 		if errors.Is(err, rpctypes.ErrTooManyRequests) {
 			return &driver.RefusedError{RetryAfter: time.Second, Reason: "etcd has too many requests under way"}
 		}
-		err = &driver.RefusedError{
+		return &driver.RefusedError{
 			Reason: "etcd accepts no writes: compact and defragment it or raise its quota, then disarm the alarm",
 			Err:    errors.New(answer),
 		}
 	case codes.Unimplemented:
-		err = &driver.RefusedError{Reason: "the server is no etcd of version 3", Err: errors.New(answer)}
+		return &driver.RefusedError{Reason: "the server is no etcd of version 3", Err: errors.New(answer)}
 	case codes.Internal:
-		err = errors.New(answer)
+		return errors.New(answer)
 	case codes.DeadlineExceeded, codes.Canceled: // of gRPC, which the caller's context is not
-		err = errors.New("no member answered in time")
+		return errors.New("no member answered in time")
 	}
-	return c.Failed(err)
+	return err
 }

@@ -21,23 +21,26 @@ const (
 	mostTimes   = 8
 )
 
+// inspect is a call around f.
+func (b *Backend) inspect(ctx context.Context, most time.Duration, f func(call *base.Call) error) error {
+	return b.calls.Do(ctx, most, func(call *base.Call) error { return b.explain(f(call)) })
+}
+
 // Lookup returns the holders of key, and the number of its waiters.
-func (b *Backend) Lookup(ctx context.Context, key string) (*driver.State, error) {
-	call, err := b.calls.Begin(ctx, b.opt.CallTimeout)
-	if err != nil {
-		return nil, err
-	}
-	defer call.End()
-	entries, total, err := b.entries(call, queueSpan(b.Path(key)), mostEntries)
-	if err != nil {
-		return nil, b.failed(call, err)
-	}
-	s := state(key, entries)
-	s.Waiters = total - len(s.Holders)
-	for i := range s.Holders[:min(mostTimes, len(s.Holders))] {
-		s.Holders[i].TTL = b.timeToLive(call, entries[i].lease)
-	}
-	return s, nil
+func (b *Backend) Lookup(ctx context.Context, key string) (s *driver.State, err error) {
+	err = b.inspect(ctx, b.opt.CallTimeout, func(call *base.Call) error {
+		entries, total, err := b.entries(call, queueSpan(b.Path(key)), mostEntries)
+		if err != nil {
+			return err
+		}
+		s = state(key, entries)
+		s.Waiters = total - len(s.Holders)
+		for i := range s.Holders[:min(mostTimes, len(s.Holders))] {
+			s.Holders[i].TTL = b.timeToLive(call, entries[i].lease)
+		}
+		return nil
+	})
+	return s, err
 }
 
 // timeToLive returns the remaining time of an etcd lease; zero: unknown.
@@ -80,21 +83,19 @@ func state(key string, entries []entry) *driver.State {
 
 // List yields the held keys, without remaining times.
 func (b *Backend) List(ctx context.Context, prefix string, yield func(*driver.State) bool) error {
-	call, err := b.calls.Begin(ctx, 10*b.opt.CallTimeout) // there may be many
+	from := b.Path(prefix)
+	locks := map[string][]entry{}                                             // by their paths
+	err := b.inspect(ctx, 10*b.opt.CallTimeout, func(call *base.Call) error { // there may be many
+		entries, _, err := b.entries(call, span{from, clientv3.GetPrefixRangeEnd(from)}, 0)
+		for _, e := range entries {
+			if strings.HasPrefix(e.path, from) { // otherwise only the entry's name has the prefix
+				locks[e.path] = append(locks[e.path], e)
+			}
+		}
+		return err
+	})
 	if err != nil {
 		return err
-	}
-	defer call.End()
-	from := b.Path(prefix)
-	entries, _, err := b.entries(call, span{from, clientv3.GetPrefixRangeEnd(from)}, 0)
-	if err != nil {
-		return b.failed(call, err)
-	}
-	locks := map[string][]entry{} // by their paths
-	for _, e := range entries {
-		if strings.HasPrefix(e.path, from) { // otherwise only the entry's name has the prefix
-			locks[e.path] = append(locks[e.path], e)
-		}
 	}
 	for path, entries := range locks {
 		key := unescaper.Replace(strings.TrimPrefix(path, b.opt.Path))
@@ -108,24 +109,18 @@ func (b *Backend) List(ctx context.Context, prefix string, yield func(*driver.St
 // Break deletes the entry of the holder with this token. Its owner learns of it at the next
 // renewal.
 func (b *Backend) Break(ctx context.Context, key string, h driver.Holder) error {
-	call, err := b.calls.Begin(ctx, b.opt.CallTimeout)
-	if err != nil {
+	return b.inspect(ctx, b.opt.CallTimeout, func(call *base.Call) error {
+		e, err := b.holder(call, key, h.Fence)
+		if err != nil {
+			return err
+		}
+		p := &part{conditions: []clientv3.Cmp{e.exists()}, then: []clientv3.Op{clientv3.OpDelete(e.key)}}
+		sure, err := b.do(call, p)
+		if err == nil && sure && !p.answer.Succeeded { // otherwise an earlier try may have done it
+			return driver.ErrLost
+		}
 		return err
-	}
-	defer call.End()
-	e, err := b.holder(call, key, h.Fence)
-	if err != nil {
-		return b.failed(call, err)
-	}
-	p := &part{conditions: []clientv3.Cmp{e.exists()}, then: []clientv3.Op{clientv3.OpDelete(e.key)}}
-	sure, err := b.do(call, p)
-	switch {
-	case err != nil:
-		return b.failed(call, err)
-	case p.answer.Succeeded || !sure: // an earlier try may have done it
-		return nil
-	}
-	return driver.ErrLost
+	})
 }
 
 // IsOwner returns a comparison that is true as long as the holder of key with this token has
@@ -133,16 +128,14 @@ func (b *Backend) Break(ctx context.Context, key string, h driver.Holder) error 
 // writes under the lock or not at all, even if it arrives late. The error is driver.ErrLost if
 // there is no such holder.
 func (b *Backend) IsOwner(ctx context.Context, key string, fence uint64) (owner clientv3.Cmp, err error) {
-	call, err := b.calls.Begin(ctx, b.opt.CallTimeout)
-	if err != nil {
-		return owner, err
-	}
-	defer call.End()
-	e, err := b.holder(call, key, fence)
-	if err != nil {
-		return owner, b.failed(call, err)
-	}
-	return e.exists(), nil
+	err = b.inspect(ctx, b.opt.CallTimeout, func(call *base.Call) error {
+		e, err := b.holder(call, key, fence)
+		if err == nil {
+			owner = e.exists()
+		}
+		return err
+	})
+	return owner, err
 }
 
 // exists is true on a server as long as the entry exists.
@@ -167,17 +160,14 @@ func (b *Backend) holder(ctx context.Context, key string, fence uint64) (*entry,
 // Check asks every member that the client knows for its status, and the cluster for its list of
 // members.
 func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
-	bounded, err := b.calls.Begin(ctx, b.opt.CallTimeout)
-	if err != nil {
+	var c *clientv3.Client
+	if err := b.inspect(ctx, b.opt.CallTimeout, func(call *base.Call) (err error) {
+		if c, err = b.connect(call); err == nil {
+			_, err = b.fetchBase(call)
+		}
+		return err
+	}); err != nil {
 		return nil, err
-	}
-	defer bounded.End()
-	c, err := b.connect(bounded)
-	if err != nil {
-		return nil, b.failed(bounded, err)
-	}
-	if _, err := b.fetchBase(bounded); err != nil {
-		return nil, b.failed(bounded, err)
 	}
 	found := &base.Findings{}
 	for _, endpoint := range c.Endpoints() {

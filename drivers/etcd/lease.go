@@ -42,16 +42,16 @@ func (l *lease) renew(call *base.Call, r *driver.Renewal) (driver.Grant, error) 
 		l.s.leave()
 		return driver.Grant{}, driver.ErrLost
 	case err != nil:
-		return driver.Grant{}, l.b.failed(call, err)
+		return driver.Grant{}, l.b.explain(err)
 	}
 	return l.grant(from, r.TTL), nil
 }
 
 // release deletes the entry.
 func (l *lease) release(call *base.Call) error {
-	if err := l.b.deleteEntry(call, l.s, l.key, l.doubt); err != nil {
-		return l.b.failed(call, err)
+	err := l.b.deleteEntry(call, l.s, l.key, l.doubt)
+	if err == nil {
+		l.s.leave()
 	}
-	l.s.leave()
-	return nil
+	return l.b.explain(err)
 }

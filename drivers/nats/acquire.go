@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"math/rand/v2"
 	"strconv"
 	"strings"
@@ -26,19 +25,9 @@ const (
 	seldomLook = 15 * time.Second
 )
 
-// forever is the longest time of a call that only its caller ends.
-const forever = math.MaxInt64
-
 // Acquire takes the lock, or waits for it in the order of the queue.
 func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Lease, error) {
-	if err := b.about.Check(b.opt.Prefix, req); err != nil {
-		return nil, err
-	}
-	most := b.calls.Bound(req.TTL)
-	if req.Wait {
-		most = forever
-	}
-	call, err := b.calls.Begin(ctx, most)
+	call, err := b.calls.BeginAcquire(ctx, b.about, b.opt.Prefix, req)
 	if err != nil {
 		return nil, err
 	}

@@ -19,16 +19,13 @@ const mostQueue = 100
 
 // do calls f as one call.
 func (b *Backend) do(ctx context.Context, f func(call *base.Call, k *bucket) error) error {
-	call, err := b.calls.Begin(ctx, b.opt.CallTimeout)
-	if err != nil {
+	return b.calls.Do(ctx, b.opt.CallTimeout, func(call *base.Call) error {
+		k, err := b.bucket(call)
+		if err == nil {
+			err = f(call, k)
+		}
 		return err
-	}
-	defer call.End()
-	k, err := b.bucket(call)
-	if err == nil {
-		err = f(call, k)
-	}
-	return call.Failed(err)
+	})
 }
 
 // Lookup returns the holder of key, its waiters, and the first of them in order.

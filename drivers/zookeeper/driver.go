@@ -3,7 +3,6 @@ package zookeeper
 import (
 	"context"
 	"crypto/tls"
-	"math"
 	"strings"
 	"sync"
 	"time"
@@ -170,9 +169,6 @@ func (b *Backend) String() string { return b.address }
 
 // silence is how long a server may not answer a request before the driver asks another one.
 func (b *Backend) silence() time.Duration { return b.opt.CallTimeout / 2 }
-
-// forever is the longest time of a call that only its caller ends.
-const forever = math.MaxInt64
 
 // Close ends the backend. It does not release held leases: their entries end when the servers
 // end the sessions. It waits for clean-up, for about the call timeout after the servers' last answer.

@@ -22,20 +22,14 @@ const inspectionTTL = 10 * time.Second
 
 // inspect calls f with a session, and translates its error.
 func (b *Backend) inspect(ctx context.Context, f func(context.Context, *session) error) error {
-	call, err := b.calls.Begin(ctx, b.opt.CallTimeout)
-	if err != nil {
-		return err
-	}
-	defer call.End()
-	s, err := b.session(inspectionTTL)
-	if err != nil {
-		return err
-	}
-	defer s.leave()
-	if err := f(call, s); err != nil {
-		return b.failed(call, s, err)
-	}
-	return nil
+	return b.calls.Do(ctx, b.opt.CallTimeout, func(call *base.Call) error {
+		s, err := b.session(inspectionTTL)
+		if err != nil {
+			return err
+		}
+		defer s.leave()
+		return b.failed(call, s, f(call, s))
+	})
 }
 
 // Lookup returns the holders of key, and the number of its waiters. A leader that has lost its
