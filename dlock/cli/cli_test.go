@@ -271,41 +271,33 @@ func (w *world) environ() []string {
 	return append(append(os.Environ(), "GORACE=atexit_sleep_ms=0", envURL+"="+w.url), w.env...)
 }
 
-// run runs dlock to its end, in this process, which costs less, and its command in the folder.
+// run runs dlock to its end: in this process, which costs less, unless it may start a command. A loss,
+// or a guard that fails, kills all children of the process, and those of the test are its servers.
 func (w *world) run(args ...string) (code int, stdout, stderr string) {
 	w.t.Helper()
-	if dsn.HasPassword(w.url) {
+	if slices.Contains(args, "--") || dsn.HasPassword(w.url) {
 		p := w.start(args...)
 		return p.wait(), p.out.String(), p.err.String()
-	}
-	if i := slices.Index(args, "--"); i >= 0 && (args[0] == "run" || args[0] == "elect") {
-		args = slices.Insert(slices.Clone(args), i+1, "sh", "-c", `cd "$0" && exec "$@"`, w.dir)
 	}
 	if !slices.Contains(args, "--url") {
 		args = slices.Insert(slices.Clone(args), 1, "--url", w.url)
 	}
-	return outside(w.t, nil, args...)
+	return inside(w.t, nil, args...)
 }
 
-// outside is inside in a process of its own if args may start a command: a loss, or a guard that
-// fails, kills all children of the process, and those of the test are its servers.
+// outside is inside in a process of its own if args may start a command.
 func outside(t *testing.T, env []string, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
 	if !slices.Contains(args, "--") {
 		return inside(t, env, args...)
 	}
-	var out, errs buffer
-	cmd := exec.Command(os.Args[0], args...)
-	cmd.Env, cmd.Stdout, cmd.Stderr = append(os.Environ(), env...), &out, &errs
-	cmd.Env = slices.DeleteFunc(cmd.Env, func(e string) bool {
+	p := newWorld(t).prepare(args...)
+	p.Env = slices.DeleteFunc(append(os.Environ(), env...), func(e string) bool {
 		name, _, _ := strings.Cut(e, "=")
 		return slices.Contains(env, name) // without a value: taken out
 	})
-	var exit *exec.ExitError
-	if err := cmd.Run(); err != nil && !errors.As(err, &exit) {
-		t.Fatal(err)
-	}
-	return cmd.ProcessState.ExitCode(), out.String(), errs.String()
+	p.start()
+	return p.wait(), p.out.String(), p.err.String()
 }
 
 // inside runs dlock in this process, with more environment, of which "NAME" alone is taken out.

@@ -1,7 +1,6 @@
 package gocronlock_test
 
 import (
-	"errors"
 	"fmt"
 	"log"
 	"sync/atomic"
@@ -49,45 +48,6 @@ func TestAJobRunsOnOneHostEachTime(t *testing.T) {
 		synctest.Wait()
 		if n := runs.Load(); n != 5 {
 			t.Errorf("the job ran %d times at 5 times", n)
-		}
-	})
-}
-
-func TestOneElectorLeadsUntilItLosesOrResigns(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := memory.New()
-		a := gocronlock.NewElector(client(t, b.Peer()), "k")
-		synctest.Wait()
-		z := gocronlock.NewElector(client(t, b.Peer()), "k")
-		synctest.Wait()
-		if a.IsLeader(t.Context()) != nil || !errors.Is(z.IsLeader(t.Context()), gocronlock.ErrNotLeader) {
-			t.Error("the first does not lead alone")
-		}
-		s, err := b.Lookup(t.Context(), "k")
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := b.Break(t.Context(), "k", s.Holders[0]); err != nil {
-			t.Fatal(err)
-		}
-		time.Sleep(2 * time.Second)
-		synctest.Wait()
-		if !errors.Is(a.IsLeader(t.Context()), gocronlock.ErrNotLeader) || z.IsLeader(t.Context()) != nil {
-			t.Error("the loss was not noticed")
-		}
-		if err := z.Close(); err != nil {
-			t.Error(err)
-		}
-		synctest.Wait()
-		if a.IsLeader(t.Context()) != nil || !errors.Is(z.IsLeader(t.Context()), gocronlock.ErrNotLeader) {
-			t.Error("the first does not lead again after a resignation")
-		}
-		if err := a.Close(); err != nil {
-			t.Error(err)
-		}
-		bad := gocronlock.NewElector(client(t, b.Peer()), "")
-		if err := bad.Close(); !errors.Is(err, dlock.ErrInvalid) || !errors.Is(bad.IsLeader(t.Context()), dlock.ErrInvalid) {
-			t.Errorf("an impossible campaign: %v", err)
 		}
 	})
 }

@@ -16,9 +16,8 @@ import (
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/dlock/promlock"
 	"github.com/redlock-go/redlock/driver"
-	_ "github.com/redlock-go/redlock/drivers/goredis"
+	"github.com/redlock-go/redlock/driver/quorum"
 	"github.com/redlock-go/redlock/drivers/memory"
-	"github.com/redlock-go/redlock/drivers/redlock"
 )
 
 func client(t *testing.T, c *promlock.Collector, b driver.Backend, opts ...dlock.Option) *dlock.Client {
@@ -135,27 +134,17 @@ func TestTheMarginOfARenewalIsWhatWasLeft(t *testing.T) {
 }
 
 func TestFailuresAreCountedByNode(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := promlock.New(nil)
-		var nodes []driver.Backend
-		for range 3 {
-			nodes = append(nodes, memory.New(&memory.Options{Info: driver.Info{Name: "node", Features: driver.FeatureFencing | driver.FeatureQuorumNode | driver.FeatureKeep, MinTTL: driver.MinTTL, MaxTTL: time.Hour}}))
-		}
-		nodes[2].(*memory.Backend).Fail(errors.New("the disk is full"))
-		b, err := redlock.New(nodes, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		l := lock(t, client(t, c, b, dlock.WithTTL(3*time.Second)), "k")
-		time.Sleep(1100 * time.Millisecond) // a renewal, which waits for all nodes
-		synctest.Wait()
-		if n := testutil.CollectAndCount(c, "dlock_node_failures_total"); n != 1 {
-			t.Errorf("%d nodes failed", n)
-		}
-		if err := l.Unlock(); err != nil {
-			t.Fatal(err)
-		}
-	})
+	c := promlock.New(nil)
+	for _, op := range []string{"attempt", "renew"} {
+		c.Hooks().Event(t.Context(), dlock.Event{Op: op, Votes: []quorum.Vote{
+			{Node: "a", Granted: true}, {Node: "b", Err: errors.New("the disk is full")}, {Node: "c", Err: &driver.HeldError{}},
+		}})
+	}
+	expect(t, c, `
+# HELP dlock_node_failures_total Requests to a node of a quorum that failed otherwise than by contention.
+# TYPE dlock_node_failures_total counter
+dlock_node_failures_total{node="b"} 2
+`, "dlock_node_failures_total")
 }
 
 func TestKeysAreNoLabelsButTheirClassesAre(t *testing.T) {
