@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"time"
 
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
@@ -14,22 +13,18 @@ import (
 )
 
 func newBootstrap(c *call) func() error {
-	var nodes, terms, dryRun, sql bool
+	var changed, dryRun, sql bool
 	c.withURL()
-	c.flags.BoolVar(&nodes, "nodes", false, "")
-	c.flags.BoolVar(&terms, "terms", false, "")
+	c.flags.BoolVar(&changed, "changed", false, "")
 	c.flags.BoolVar(&dryRun, "dry-run", false, "")
 	c.flags.BoolVar(&sql, "sql", false, "")
 	return func() error {
-		if err := errors.Join(c.want(0, 0), c.exclusive("nodes", "terms", "sql"), c.exclusive("dry-run", "sql")); err != nil {
+		if err := errors.Join(c.want(0, 0), c.exclusive("changed", "sql"), c.exclusive("dry-run", "sql")); err != nil {
 			return err
 		}
 		b := &quorum.Bootstrap{DryRun: dryRun, Statement: quorum.StateNew}
-		switch {
-		case nodes:
-			b.Statement = quorum.StateNodes
-		case terms:
-			b.Statement = quorum.StateTerms
+		if changed {
+			b.Statement = quorum.StateChanged
 		}
 		return c.once(func(ctx context.Context, client *dlock.Client) error {
 			if !sql {
@@ -69,7 +64,7 @@ func bootstrap(ctx context.Context, c *dlock.Client, b *quorum.Bootstrap, out io
 	if err == nil && r.Memory == quorum.MemoryUnguarded {
 		return nothing(" with this URL (restart_guard=30s sets one on Redis and Valkey)", "")
 	}
-	if r != nil && (b.DryRun || b.Statement == quorum.StateTerms || err != nil) {
+	if r != nil && (b.DryRun || b.Statement == quorum.StateChanged || err != nil) {
 		showMemory(out, r, b.Statement != quorum.StateNew)
 	}
 	switch {
@@ -77,10 +72,8 @@ func bootstrap(ctx context.Context, c *dlock.Client, b *quorum.Bootstrap, out io
 		return failf(exitUnavailable, "%v", err)
 	case err != nil || b.DryRun:
 		return err
-	case b.Statement == quorum.StateTerms:
-		fmt.Fprintln(out, "the terms are set: terms that permit more apply when every lease granted before has ended (dlock bootstrap --dry-run shows when)")
-	case b.Statement == quorum.StateNodes:
-		fmt.Fprintln(out, "the number of nodes is set: no lock is granted for one restart guard; give all clients this list of nodes now")
+	case b.Statement == quorum.StateChanged:
+		fmt.Fprintln(out, "the nodes and their terms are set: no lock is granted for one restart guard; give all clients this URL now")
 	default:
 		fmt.Fprintln(out, "the servers count as new: they vote at once")
 	}
@@ -113,19 +106,10 @@ func showMemory(out io.Writer, r *quorum.MemoryReport, withTerms bool) {
 
 // remembers describes what one server remembered.
 func remembers(r *quorum.MemoryReport) string {
-	s := r.Memory.String()
 	if r.Terms == nil {
-		return s
+		return r.Memory.String()
 	}
-	s += ": " + termsText(r.Terms)
-	switch {
-	case r.Next == nil:
-	case r.From.IsZero():
-		s += "; to become " + termsText(r.Next) + " when all nodes know (run dlock bootstrap --terms again)"
-	default:
-		s += "; to become " + termsText(r.Next) + " in " + max(0, r.From.Sub(r.Clock)).Round(time.Second).String()
-	}
-	return s
+	return r.Memory.String() + ": " + termsText(r.Terms)
 }
 
 func termsText(t *quorum.Terms) string {

@@ -166,22 +166,21 @@
 // exit code is 69, and the error names the server. The documentation of package redlock explains
 // the restart guard.
 //
-//	--url URL         the backend (dlock help url); for --nodes and --terms the new URL
-//	--nodes           state that the servers in the URL are the quorum's nodes from now on, more
-//	                  or fewer than they were: no lock is granted for one restart guard, in which
-//	                  the leases of clients with the old list end. Then give all clients the list
-//	--terms           hold all clients to the options in the URL: restart_guard (the longest TTL),
-//	                  clock_allowance and drift_percent. Stricter terms apply at once, looser ones
-//	                  when every lease granted before has ended. Clients need not be stopped: give
-//	                  them the URL before, if it is stricter, and afterwards, if it is looser. If
-//	                  a node fails meanwhile, nothing is unsafe: run it again
-//	--dry-run         change nothing, and show what each server remembers, its terms, and those
-//	                  that it is changing to; with --nodes or --terms also whether it could be done
+//	--url URL         the backend (dlock help url); with --changed the new URL
+//	--changed         state that the quorum has changed: its nodes, more or fewer than they were,
+//	                  and its terms, restart_guard (the longest TTL), clock_allowance and
+//	                  drift_percent, are those of the URL from now on. No lock is granted for one
+//	                  restart guard, the longer of the two, in which all earlier leases end. Then
+//	                  give all clients the URL. If a node fails meanwhile, nothing is unsafe: run
+//	                  it again. After a guard was shortened, a node that forgets locks still waits
+//	                  for the longer one, until this is run again
+//	--dry-run         change nothing, and show what each server remembers, and its terms; with
+//	                  --changed also whether it could be done
 //	--sql             change nothing, and print the SQL that an administrator of the database runs
 //	                  once for the role in the URL
 //
 //	dlock bootstrap --dry-run --url redlock:redis://a:6379,redis://b:6379,redis://c:6379
-//	dlock bootstrap --terms --url redlock:redis://a:6379,redis://b:6379,redis://c:6379,restart_guard=2m
+//	dlock bootstrap --changed --url redlock:redis://a:6379,redis://b:6379,redis://c:6379,restart_guard=2m
 //
 // # dlock drivers
 //

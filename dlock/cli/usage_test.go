@@ -141,7 +141,7 @@ func TestUsesAndWhatComesOfThem(t *testing.T) {
 		{"status -- k", 0, "free", ""},
 		{"status", 0, "no lock is held on file://DIR/locks", ""},
 		{"doctor k", exitUsage, "", "wrong arguments: dlock doctor [flags]"},
-		{"bootstrap --nodes --terms", exitUsage, "", "contradict"},
+		{"bootstrap --changed --sql", exitUsage, "", "contradict"},
 		{"bootstrap --sql", exitUsage, "", "nothing to prepare"},
 		{"bootstrap --sql --url postgres://app@NOBODY/db", 0, `GRANT USAGE, UPDATE ON SEQUENCE "public".dlock_fence TO "app"`, ""},
 		{"bootstrap --url postgres://NOBODY/db", exitUsage, "", "--sql prints what the database needs"},
@@ -386,7 +386,7 @@ func TestBootstrapSaysWhereThereIsNothingToState(t *testing.T) {
 		"memory:": "no restart guard: there is nothing", redis: "restart_guard=30s sets one on Redis and Valkey", "redlock:memory:a,memory:b": "no restart guard",
 		"redlock:" + redis + ",restart_guard=off": "restart_guard=30s sets one on Redis and Valkey",
 	} {
-		for _, flags := range []string{"", "--dry-run", "--nodes", "--terms --dry-run"} {
+		for _, flags := range []string{"", "--dry-run", "--changed", "--changed --dry-run"} {
 			stdout, stderr := on(t, url).want(exitUsage, append([]string{"bootstrap"}, strings.Fields(flags)...)...)
 			if !strings.Contains(stderr, says) || stdout != "" {
 				t.Errorf("%s with %q: stderr is %q, stdout %q", url, flags, stderr, stdout)
@@ -397,7 +397,7 @@ func TestBootstrapSaysWhereThereIsNothingToState(t *testing.T) {
 	if out, _ := guarded.want(0, "bootstrap", "--dry-run"); out != "new\n" {
 		t.Errorf("of a lone server with a guard a dry run says %q", out)
 	}
-	if stdout, stderr := guarded.want(exitUsage, "bootstrap", "--terms"); !strings.Contains(stderr, "a quorum") || stdout != "" {
-		t.Errorf("of a lone server --terms says %q, %q", stdout, stderr)
+	if stdout, stderr := guarded.want(exitUsage, "bootstrap", "--changed"); !strings.Contains(stderr, "a quorum") || stdout != "" {
+		t.Errorf("of a lone server --changed says %q, %q", stdout, stderr)
 	}
 }

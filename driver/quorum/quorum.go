@@ -130,7 +130,7 @@ func (e *Error) Error() string {
 func (e *Error) Unwrap() error { return e.Verdict }
 
 // A Admin tells servers with a restart guard that they are new, because they cannot know
-// that themselves, and changes their terms.
+// that themselves, and that their number or their terms have changed.
 type Admin interface {
 	// Bootstrap reports the server's memory of locks and its terms, and makes the statement
 	// b.Statement, unless b.DryRun is set. It is bounded by ctx and by timeouts of the driver's
@@ -165,16 +165,11 @@ const (
 	// StateNew: the server is new. It then votes at once; otherwise the restart guard would
 	// keep it out. On a server that remembers locks it changes nothing.
 	StateNew Statement = iota
-	// StateNodes: the quorum has another number of nodes than it had. None of them votes for
-	// one quarantine, in which the leases of clients with the old list end.
-	StateNodes
-	// StateTerms: the terms change to those in the backend's options. Protections grow and
-	// permissions shrink at once. The other changes follow after StateTermsSettled, when every
-	// lease that was granted before has ended.
-	StateTerms
-	// StateTermsSettled: all nodes know of the change. A quorum sends it to its nodes as the
-	// second step of StateTerms.
-	StateTermsSettled
+	// StateChanged: the quorum has another number of nodes, or other terms, than it had: those of
+	// the backend's options. No node votes for one quarantine, in which all earlier leases end.
+	// Protections stay as large as they were; they shrink to those of the options if this is
+	// stated again after the quarantine.
+	StateChanged
 )
 
 // A MemoryReport describes what a server remembered before the statement.
@@ -183,10 +178,6 @@ type MemoryReport struct {
 	Clock  time.Time // as in driver.Grant; zero for a quorum
 	Server string    // as in driver.Grant; empty for a quorum
 	Terms  *Terms    // that it remembers; nil: none. Of a quorum: those of its options
-	// Next are the terms to which the server is changing; nil: none. They hold from the
-	// instant From of the server's clock; zero: not settled yet.
-	Next *Terms
-	From time.Time
 	// Nodes are the reports of a quorum's nodes, in the order of the votes.
 	Nodes []NodeReport
 	_     struct{}

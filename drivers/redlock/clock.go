@@ -43,7 +43,7 @@ const offsetLife = 2 * time.Minute
 // options.
 func (b *Backend) learn(n *node, r reading, terms *quorum.Terms, jumps int64) {
 	if r.known && n.note(r, terms, jumps) && *terms != b.terms {
-		b.notify(driver.Notice{Kind: quorum.NoticeTerms, Node: n.name, Detail: fmt.Sprintf("the node holds all clients to its own terms, %s, and this client has %s (set the terms of all nodes with dlock bootstrap --terms, or change this client's options)", shown(terms), shown(&b.terms))})
+		b.notify(driver.Notice{Kind: quorum.NoticeTerms, Node: n.name, Detail: fmt.Sprintf("the node holds all clients to its own terms, %s, and this client has %s (change the nodes' terms with dlock bootstrap --changed, or this client's options)", shown(terms), shown(&b.terms))})
 	}
 }
 

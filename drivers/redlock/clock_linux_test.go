@@ -1,21 +1,15 @@
 package redlock_test
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"flag"
 	"fmt"
-	"math"
-	"math/rand/v2"
-	"regexp"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
-	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/quorum"
 	"github.com/redlock-go/redlock/drivers/redlock"
@@ -23,197 +17,73 @@ import (
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
-var clockTrials = flag.Int("redlock.trials", 0, "how often the clock of one of five nodes is stepped while clients compete; 0: 20, or 100 in the deep depth (200 were run many times)")
-
-// five starts five servers, A to E, each with its own wall clock.
-func five(t testing.TB) *cluster {
-	t.Helper()
-	c := &cluster{t: t, schemes: []string{"redis", "valkey"}}
-	for i := range 5 {
-		kind := []server.Kind{server.KindRedis, server.KindValkey}[i%2]
-		s := server.StartFor(t, kind, server.WithClock())
-		c.servers = append(c.servers, s)
-		c.proxies = append(c.proxies, fault.NewProxy(t, s.Addr()))
-	}
-	return c
-}
-
-// view opens a quorum of all five nodes whose client reaches only the nodes in sight, for
-// example "ABC".
-func (c *cluster) view(sight string, m redlock.Mutation) *redlock.Backend {
-	c.t.Helper()
-	return c.viewWith(sight, m, calm)
-}
-
-func (c *cluster) viewWith(sight string, m redlock.Mutation, options ...string) *redlock.Backend {
-	c.t.Helper()
-	b := c.guarded(sight, "off", options...)
-	redlock.Sabotage(b, m)
-	return b
-}
-
-// guarded opens a view with a restart guard.
-func (c *cluster) guarded(sight, guard string, options ...string) *redlock.Backend {
-	c.t.Helper()
-	return c.openURL(c.viewURL(sight, guard, options...))
-}
-
-// tryGuarded is guarded, but returns an error instead of failing the test.
-func (c *cluster) tryGuarded(sight, guard string, options ...string) (*redlock.Backend, error) {
-	c.t.Helper()
-	b, err := dlock.OpenBackend(c.viewURL(sight, guard, options...))
-	if err != nil {
-		return nil, err
-	}
-	c.t.Cleanup(func() { _ = b.Close() })
-	return b.(*redlock.Backend), nil
-}
-
-func (c *cluster) viewURL(sight, guard string, options ...string) string {
-	c.t.Helper()
-	for i, p := range c.proxies {
-		if !inSight(sight, i) {
-			if err := p.Refuse(); err != nil {
-				c.t.Fatal(err)
-			}
-		}
-	}
-	url := c.urlThrough(func(i int) bool { return !inSight(sight, i) }, options...)
-	return strings.Replace(url, "restart_guard=off", "restart_guard="+guard, 1)
-}
-
-// sight returns the names of node i and of the nodes that follow it at these distances, cyclically.
-func (c *cluster) sight(i int, others ...int) string {
-	sight := string(rune('A' + i))
-	for _, o := range others {
-		sight += string(rune('A' + (i+o)%len(c.servers)))
-	}
-	return sight
-}
+var sceneRuns = flag.Int("redlock.scenes", 1, "how often each scene of clients that differ is played")
 
 // bootstrap states that the servers are new, as they are. If an answer does not come in time,
 // some of them may have been told, and are no longer new: all forget everything.
-func (c *cluster) bootstrap(guard string, options ...string) {
+func (c *cluster) bootstrap(options ...string) {
 	c.t.Helper()
-	q := c.guarded("ABCDE"[:len(c.servers)], guard, options...)
-	for try := 1; ; try++ {
+	q := c.open(everyNode, options...)
+	c.until(func() error {
 		_, err := q.Bootstrap(context.Background(), &quorum.Bootstrap{})
-		if err == nil {
-			return
+		for i := 0; err != nil && i < len(c.servers); i++ {
+			c.do(i, "FLUSHALL")
 		}
-		if c.t.Log(err); try == 10 {
-			c.t.Fatal("the servers could not be told that they are new")
-		}
-		for _, s := range c.servers {
-			if _, err := s.Do("FLUSHALL"); err != nil {
-				c.t.Log(err)
-			}
-		}
-	}
+		return err
+	})
 }
 
-func inSight(sight string, i int) bool { return strings.ContainsRune(sight, rune('A'+i)) }
-
-// setClock sets the clock of one server, and sets it right at the end of the test.
-func (c *cluster) setClock(i int, ahead time.Duration) {
+// highMark reports whether a node has noted that its clock was this far ahead. A node notes that
+// only in a request that is in time by its clock, so clients must have learned that clock before.
+func (c *cluster) highMark(i int, prefix string, ahead time.Duration) bool {
 	c.t.Helper()
-	if err := c.servers[i].SetClock(ahead); err != nil {
+	meta := fmt.Sprint(c.do(i, "GET", prefix+"redlock1:meta"))
+	words := strings.Fields(meta)
+	if len(words) < 5 {
+		c.t.Fatalf("meta is %q", meta)
+	}
+	high, err := strconv.ParseInt(words[3], 10, 64)
+	if err != nil {
 		c.t.Fatal(err)
 	}
-}
-
-var clockError = regexp.MustCompile(`its clock is (\S+) (ahead of|behind) the others`)
-
-// offset returns the clock error that an error states for a node; zero: none.
-func offset(err error, way string) time.Duration {
-	if err == nil {
-		return 0
-	}
-	m := clockError.FindStringSubmatch(err.Error())
-	if m == nil || m[2] != way {
-		return 0
-	}
-	d, err := time.ParseDuration(m[1])
-	if err != nil {
-		return 0
-	}
-	return d
-}
-
-// The clock of one of five nodes is stepped by ±1 s to ±1 h while clients compete, and later
-// stepped back. Half of the clients reach only three of the nodes, the others only the other
-// two and the one whose clock steps, because the failure needs such a partition. Two leases of
-// a key are never valid at the same time; if clocks need not agree, some are. The order of the
-// tokens needs no clock, and holds in both cases.
-//
-// No lease here lasts from one step to the next, because an unseen step there and back remains
-// a danger.
-func TestAClockThatStepsMakesNoSecondHolder(t *testing.T) {
-	long(t)
-	t.Parallel()
-	trials := cmp.Or(*clockTrials, redlock.Amount(20, 100))
-	if redlock.Race {
-		trials /= 3
-	}
-	c := five(t)
-	began := time.Now()
-	r := c.stepping(0)
-	for r.more(trials, began) {
-		r.thereAndBack()
-	}
-	t.Logf("%d steps in %v, %d of them with a lease that outlived the step: %d grants, %d of them after it, %d renewals",
-		r.trials, time.Since(began).Round(time.Millisecond), r.counted, r.grants, r.late, r.renewals)
-	if len(r.overlaps) > 0 {
-		t.Errorf("two holders: %v", r.overlaps)
-	}
-	if r.counted == 0 {
-		t.Error("no lease outlived the step of a clock: nothing was shown")
-	}
-
-	began = time.Now()
-	off := c.stepping(redlock.NoClockCheck)
-	for off.trials < 20 || len(off.overlaps) == 0 && time.Since(began) < unprotected {
-		off.thereAndBack()
-	}
-	off.happened("the agreement of clocks")
+	return time.Until(time.UnixMicro(high)) > ahead
 }
 
 // A clock jumps ahead and back during a lease. It agrees with the others again, but the keys
 // that it ended are gone. If the node had a request in between, it has noted that its clock was
 // ahead, and does not vote until every lease that it may have ended early has ended everywhere.
 //
-// A jump without a request in between remains a danger, because the node cannot notice it.
+// A jump without a request in between remains a danger, because the node cannot notice it: the
+// counter ended as well, so that not even the token tells which of two holders came first.
 func TestAClockThatJumpsThereAndBack(t *testing.T) {
 	long(t)
 	t.Parallel()
-	for _, on := range []bool{true, false} {
-		t.Run(defence(on), func(t *testing.T) {
-			c := five(t)
-			guard := "off"
+	const ttl = 29 * time.Second
+	for _, guard := range []string{"30s", "off"} {
+		t.Run("the guard is "+guard, func(t *testing.T) {
+			c := start(t, 5, server.WithClock())
+			on, guard := guard != "off", "restart_guard="+guard
 			if on {
-				guard = "30s"
 				c.bootstrap(guard)
 			}
-			one, two := c.guarded("ABC", guard), c.guarded("CDE", guard)
-			first := c.whenFree(one, "file", 29*time.Second)
+			one, two := c.view("ABC", guard), c.view("CDE", guard)
+			first := c.hold(one, "file", ttl)
 			c.setClock(2, time.Hour)
-			for end := time.Now().Add(time.Minute); ; time.Sleep(poll) {
-				if l, err := two.Acquire(t.Context(), ask("file", 29*time.Second)); err == nil {
+			c.until(func() error {
+				if l, err := two.Acquire(t.Context(), ask("file", ttl)); err == nil {
 					t.Fatalf("two holders: %+v and %+v", first.Grant(), l.Grant())
 				}
-				if !on || c.seenAhead(2) {
-					break
+				if on && !c.highMark(2, "", 30*time.Minute) { // every request ended before C could handle it
+					return errors.New("C was not asked while its clock was ahead")
 				}
-				if time.Now().After(end) { // every request ended before C could handle it
-					t.Fatal("C was not asked while its clock was ahead")
-				}
-			}
+				return nil
+			})
 			c.setClock(2, 0)
 			if !on {
-				wantBoth(t, first, c.whenFree(two, "file", 29*time.Second))
+				wantBoth(t, first, c.hold(two, "file", ttl))
 				return
 			}
-			second, refused, err := c.untilRefused(two, 2, 29*time.Second)
+			second, refused, err := c.untilRefused(two, 2, ttl)
 			switch {
 			case err == nil:
 				t.Fatalf("two holders: %+v and %+v", first.Grant(), second.Grant())
@@ -225,276 +95,216 @@ func TestAClockThatJumpsThereAndBack(t *testing.T) {
 		})
 	}
 	t.Run("unseen", func(t *testing.T) {
-		c := five(t)
-		c.bootstrap("30s")
-		one, two := c.guarded("ABC", "30s"), c.guarded("CDE", "30s")
-		first := c.whenFree(one, "file", 29*time.Second)
+		c := start(t, 5, server.WithClock())
+		c.bootstrap("restart_guard=30s")
+		one, two := c.view("ABC", "restart_guard=30s"), c.view("CDE", "restart_guard=30s")
+		var first driver.Lease
+		c.until(func() (err error) { // the token may be so far ahead of the clocks, as after an uneven round trip
+			r := ask("file", ttl)
+			r.FenceFloor = uint64(time.Now().Add(driver.FenceSlack - 100*time.Millisecond).UnixMicro())
+			first, err = one.Acquire(t.Context(), r)
+			return err
+		})
 		c.setClock(2, time.Hour)
-		for end := time.Now().Add(time.Minute); len(c.keys("file")) > 2; time.Sleep(poll) { // no request of ours
-			if time.Now().After(end) {
-				t.Fatal("the key does not end")
+		c.until(func() error { // no request of ours
+			if len(c.keys("file")) > 2 || c.do(2, "GET", "redlock1:fence:{file}") != nil {
+				return errors.New("the lock and its counter do not end")
 			}
-		}
+			return nil
+		})
 		c.setClock(2, 0)
-		wantBoth(t, first, c.whenFree(two, "file", 29*time.Second))
+		second := c.hold(two, "file", ttl)
+		bothValid(t, first, second)
+		t.Logf("the second token is larger by %v", time.Duration(second.Grant().Fence-first.Grant().Fence)*time.Microsecond)
 	})
 }
 
-// more reports whether another trial is needed. Trials end at the first overlap, or when enough
-// leases outlived a step. On a busy machine leases seldom outlive a step, and fewer are enough.
-func (r *stepping) more(trials int, began time.Time) bool {
-	return len(r.overlaps) == 0 && r.counted < trials && (r.trials < 2*trials || r.counted == 0 && time.Since(began) < unprotected)
-}
-
-// happened fails the test if no leases overlapped without a protection, unless the machine was
-// too busy for this.
-func (r *stepping) happened(without string) {
-	r.t.Helper()
-	switch {
-	case len(r.overlaps) > 0:
-		r.t.Logf("without %s: %d overlaps in %d trials, the first is %v", without, len(r.overlaps), r.trials, r.overlaps[0])
-	case r.counted < 20, 2*r.counted < r.trials, r.grants < 4*r.trials: // on a quiet machine a lease outlives the steps in two of three trials, and there are eight grants in each
-		r.t.Logf("without %s nothing went wrong, but the machine is too busy for this test: in %d trials a lease outlived the steps in %d, and there were %d grants", without, r.trials, r.counted, r.grants)
-	default:
-		r.t.Errorf("without %s nothing went wrong in %d trials; in %d of them a lease outlived the steps", without, r.trials, r.counted)
-	}
-}
-
-// seenAhead reports whether node i has noted that its clock was ahead. A node notes that only
-// in a request that is in time by its clock, so clients must have learned that clock before.
-func (c *cluster) seenAhead(i int) bool {
-	c.t.Helper()
-	reply, err := c.servers[i].Do("GET", "redlock1:meta")
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	return time.Until(highOf(c.t, fmt.Sprint(reply))) > 30*time.Minute
-}
-
-// highOf returns the high-water mark in a node's memory.
-func highOf(t testing.TB, meta string) time.Time {
-	t.Helper()
-	words := strings.Fields(meta)
-	if len(words) < 5 {
-		t.Fatalf("meta is %q", meta)
-	}
-	high, err := strconv.ParseInt(words[3], 10, 64)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return time.UnixMicro(high)
-}
-
-// clockStep returns a step of ±1 s to ±1 h, with all orders of magnitude equally likely.
-func clockStep() time.Duration {
-	d := time.Duration(float64(time.Second) * math.Exp(rand.Float64()*math.Log(3600)))
-	if rand.IntN(2) == 0 {
-		return -d
-	}
-	return d
-}
-
-// unprotected is how long a test looks for a failure without the protection. On a busy machine
-// few of the short leases last long enough.
-const unprotected = time.Minute
-
-const (
-	stepTTL  = 600 * time.Millisecond // even with its grace shorter than the smallest step
-	stepKeys = 8
-	// A bid that finds the key free on two of its three nodes and taken on the third would repeat
-	// for some rounds. Trying another key is quicker. On a busy machine nobody gets a key so soon;
-	// with the most, a lease can still outlast the attempts of a trial.
-	minStepPatience = 25 * time.Millisecond
-	maxStepPatience = stepTTL / 4
-)
-
-// stepping is a test in which clients compete while clocks step.
-type stepping struct {
-	*cluster
-	left, right [5]*redlock.Backend // by the one node that both reach
-	all         *redlock.Backend
-
-	patience               time.Duration // of an attempt
-	trials, counted        int           // counted: a lease from before the step was valid to the end
-	grants, late, renewals int           // late: granted after the step
-	overlaps               []string
-
-	mu   sync.Mutex
-	keys map[string]*rivalry
-}
-
-// rivalry has the leases of one key.
-type rivalry struct {
-	live    map[driver.Lease]span
-	lost    []driver.Lease
-	largest uint64 // largest token of the returned leases
-}
-
-// span says until when a lease is valid, and whether it was granted before the step.
-type span struct {
-	expires time.Time
-	before  bool
-}
-
-func (c *cluster) stepping(m redlock.Mutation) *stepping {
-	r := &stepping{cluster: c}
-	patient := "node_timeout=" + stepTTL.String()
-	for i := range r.left {
-		r.left[i], r.right[i] = c.viewWith(c.sight(i, 1, 2), m, patient), c.viewWith(c.sight(i, 3, 4), m, patient)
-	}
-	r.all = c.viewWith("ABCDE", m, patient)
-	return r
-}
-
-// thereAndBack runs two trials: one steps a clock, the other steps it back.
-func (r *stepping) thereAndBack() {
-	i, d := rand.IntN(len(r.servers)), clockStep()
-	r.trial(i, 0, d)
-	r.trial(i, d, 0)
-}
-
-// trial lets clients take keys, steps the clock of node i while they compete, and releases all
-// keys.
-func (r *stepping) trial(i int, from, to time.Duration) {
-	r.t.Helper()
-	clients := []*redlock.Backend{r.left[i], r.right[i], r.all}
-	r.take(clients)
-	r.compete(clients, i, to)
-	r.rest(fmt.Sprintf("trial %d, node %c, from %v to %v", r.trials, 'A'+i, from, to))
-}
-
-// take lets clients take keys that are free.
-func (r *stepping) take(clients []*redlock.Backend) {
-	r.trials++
-	r.keys = map[string]*rivalry{}
-	r.patience = max(r.patience, minStepPatience)
-	granted := r.grants
-	var every sync.WaitGroup
-	for k := range stepKeys {
-		key := fmt.Sprintf("trial/%d/%d", owners.Add(1), k)
-		r.keys[key] = &rivalry{live: map[driver.Lease]span{}}
-	}
-	next := 0
-	for key, k := range r.keys {
-		for i := range 1 + next%2 { // every other key has two bidders from the start
-			b := clients[(next/2+i)%len(clients)]
-			every.Go(func() { r.acquire(b, key, k, true) })
-		}
-		next++
-	}
-	every.Wait()
-	if r.grants == granted {
-		r.patience = min(2*r.patience, maxStepPatience)
-	}
-}
-
-// compete lets clients ask for held keys, and renew theirs, while the clock of node i is
-// stepped.
-func (r *stepping) compete(clients []*redlock.Backend, i int, to time.Duration) {
-	r.t.Helper()
-	stepped := make(chan struct{})
-	var every sync.WaitGroup
-	for key, k := range r.keys {
-		for _, b := range clients {
-			every.Go(func() {
-				r.acquire(b, key, k, false)
-				<-stepped
-				r.acquire(b, key, k, false)
-				r.renew(k)
-			})
-		}
-	}
-	time.Sleep(rand.N(3 * time.Millisecond)) // so that the step comes at any moment
-	r.setClock(i, to)
-	close(stepped)
-	every.Wait()
-}
-
-// rest releases all leases. It counts the trial if a lease from before the step is still valid.
-func (r *stepping) rest(what string) {
-	outlived := false
-	for n := range r.overlaps {
-		if !strings.Contains(r.overlaps[n], "trial") {
-			r.overlaps[n] += " in " + what
-		}
-	}
-	for _, k := range r.keys {
-		for l, s := range k.live {
-			outlived = outlived || s.before && time.Now().Before(s.expires)
-			k.lost = append(k.lost, l)
-		}
-		for _, l := range k.lost {
-			if err := l.Release(r.t.Context()); err != nil && !errors.Is(err, driver.ErrLost) {
-				r.t.Logf("%s: a release failed: %v", what, err) // it ends with its TTL
+// Clients of the same nodes differ in TTLs, allowances, guards, links or sleeps. No two of them
+// have a lock at the same time, tokens rise, and no client causes the others a longer outage
+// than its own options would.
+func TestClientsThatDiffer(t *testing.T) {
+	t.Parallel()
+	c := start(t, 3, server.WithClock())
+	for name, play := range map[string]func(*scene){
+		"TTLs, and a clock that steps and stays":          (*scene).ttls,
+		"allowances":                                      (*scene).allowances,
+		"an allowance of an hour that came and went":      (*scene).passingAllowance,
+		"a guard of ten minutes that came and went":       (*scene).passingGuard,
+		"a client that slept before the nodes forgot all": (*scene).slept,
+	} {
+		t.Run(name, func(t *testing.T) {
+			if !strings.Contains(name, "allowance") {
+				long(t)
 			}
+			for range *sceneRuns {
+				s := &scene{cluster: &cluster{t: t, servers: c.servers, proxies: c.proxies}, prefix: fmt.Sprintf("%d/", owners.Add(1))}
+				s.clocks(0)
+				play(s)
+				s.clocks(0)
+			}
+		})
+	}
+}
+
+// scene is one run, with its own prefix, so that runs are independent.
+type scene struct {
+	*cluster
+	prefix string
+}
+
+func (s *scene) clocks(ahead time.Duration) {
+	s.t.Helper()
+	for i := range s.servers {
+		s.setClock(i, ahead)
+	}
+}
+
+// client opens a client that reaches only some of the nodes, and lets it use them once.
+func (s *scene) client(sight, guard string, ttl time.Duration, options ...string) *redlock.Backend {
+	s.t.Helper()
+	b := s.view(sight, append(options, "restart_guard="+guard, "prefix="+s.prefix)...)
+	s.warm(b, ttl)
+	return b
+}
+
+// warm takes and releases a lock that nobody else uses.
+func (s *scene) warm(b *redlock.Backend, ttl time.Duration) {
+	s.t.Helper()
+	s.use(b, fmt.Sprint("warm", owners.Add(1)), ttl)
+}
+
+// begin states that the servers are new, for this prefix.
+func (s *scene) begin(guard string) {
+	s.t.Helper()
+	s.bootstrap("restart_guard="+guard, "prefix="+s.prefix)
+}
+
+// rival bids for the key of first until first has ended, or until stop returns true.
+func (s *scene) rival(b *redlock.Backend, first driver.Lease, ttl time.Duration, stop func(error) bool) {
+	s.t.Helper()
+	for time.Now().Before(first.Grant().Expires) {
+		l, err := b.Acquire(s.t.Context(), ask("file", ttl))
+		left := time.Until(first.Grant().Expires)
+		if err == nil {
+			_ = l.Release(context.Background())
+		}
+		switch {
+		case err == nil && left > 0:
+			s.t.Fatalf("two holders, for another %v", left.Round(time.Millisecond))
+		case err != nil && stop != nil && stop(err):
+			return
 		}
 	}
-	if outlived {
-		r.counted++
-	}
 }
 
-// acquire makes one attempt.
-func (r *stepping) acquire(b *redlock.Backend, key string, k *rivalry, before bool) {
-	r.mu.Lock()
-	largest := k.largest
-	r.mu.Unlock()
-	ctx, cancel := context.WithTimeout(r.t.Context(), r.patience)
-	defer cancel()
-	l, err := b.Acquire(ctx, ask(key, stepTTL))
-	if err != nil {
-		return
+// In ttls all options have their defaults. The holder has a TTL of 1 s; the bidder has one of
+// 30 s, and a slow connection to the servers.
+func (s *scene) ttls() {
+	s.begin("30s")
+	holder := s.client("AB", "30s", time.Second)
+	slow := &cluster{t: s.t, servers: s.servers}
+	for _, srv := range s.servers {
+		slow.proxies = append(slow.proxies, fault.NewProxy(s.t, srv.Addr()))
 	}
-	g := l.Grant()
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.grants++
-	if !before {
-		r.late++
+	if err := slow.proxies[1].Refuse(); err != nil {
+		s.t.Fatal(err)
 	}
-	if g.Fence <= largest {
-		r.t.Errorf("token %d after %d", g.Fence, largest)
+	bidder := slow.open("", "restart_guard=30s", "prefix="+s.prefix)
+	s.warm(bidder, 30*time.Second)
+	first := s.hold(holder, "file", time.Second)
+	began := first.Grant().Expires.Add(-time.Second)
+	s.setClock(0, 600*time.Millisecond)
+	// The bidder learns A's clock; otherwise A would refuse the next bid as late. It also
+	// connects to all nodes.
+	parallel(8, 16, func(int) {
+		if l, err := bidder.Acquire(s.t.Context(), ask(fmt.Sprint("warm", owners.Add(1)), 30*time.Second)); err == nil {
+			_ = l.Release(context.Background())
+		}
+	})
+	time.Sleep(time.Until(began.Add(150 * time.Millisecond))) // by then the releases are done
+	for _, p := range slow.proxies {
+		p.Delay(fault.ToServer, 540*time.Millisecond, 0)
 	}
-	k.largest = max(k.largest, g.Fence)
-	r.valid(k, l, span{g.Expires, before})
+	time.Sleep(time.Until(began.Add(250 * time.Millisecond))) // so the bid arrives when A's key ends early
+	s.rival(bidder, first, 30*time.Second, nil)
 }
 
-// renew renews the current lease of the key.
-func (r *stepping) renew(k *rivalry) {
-	r.mu.Lock()
-	var l driver.Lease
-	var s span
-	for l, s = range k.live {
-		break
-	}
-	r.mu.Unlock()
-	if l == nil {
-		return
-	}
-	g, err := l.Renew(r.t.Context(), &driver.Renewal{TTL: stepTTL})
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	switch {
-	case errors.Is(err, driver.ErrLost):
-		delete(k.live, l) // the lease counts as valid until here
-		k.lost = append(k.lost, l)
-		return
-	case err != nil:
-		return // the lease stays valid until its deadline
-	}
-	r.renewals++
-	r.valid(k, l, span{g.Expires, s.before})
+// In allowances the bidder accepts clocks that are 2 s apart.
+func (s *scene) allowances() {
+	s.begin("30s")
+	holder := s.client("AB", "30s", time.Second)
+	bidder := s.client("AC", "30s", 30*time.Second, "clock_allowance=2s")
+	first := s.hold(holder, "file", time.Second)
+	s.setClock(0, 600*time.Millisecond)
+	s.rival(bidder, first, 30*time.Second, nil)
 }
 
-// valid notes that a lease is valid from now on, and records an overlap if another one is. The
-// caller holds r.mu.
-func (r *stepping) valid(k *rivalry, l driver.Lease, s span) {
-	k.live[l] = s
-	now := time.Now()
-	for other, its := range k.live {
-		if other != l && now.Before(its.expires) && now.Before(s.expires) {
-			r.overlaps = append(r.overlaps, fmt.Sprintf("tokens %d and %d, for %v",
-				l.Grant().Fence, other.Grant().Fence, min(s.expires.Sub(now), its.expires.Sub(now)).Round(time.Millisecond)))
+// In passingAllowance a client with an allowance of 20 s used the nodes once. Later a clock
+// jumps half an hour ahead and back, and the node notices it.
+func (s *scene) passingAllowance() {
+	s.begin("30s")
+	s.client("ABC", "30s", time.Second, "clock_allowance=20s")
+	holder := s.client("AB", "30s", time.Second)
+	bidder := s.client("AC", "30s", time.Second)
+	first := s.hold(holder, "file", 20*time.Second)
+	s.setClock(0, 30*time.Minute)
+	for end := first.Grant().Expires; !s.highMark(0, s.prefix, 20*time.Minute); time.Sleep(poll) {
+		l, err := bidder.Acquire(s.t.Context(), ask("file", time.Second))
+		switch left := time.Until(end); {
+		case left <= 0:
+			s.t.Fatal("A was not asked while its clock was ahead and the first lease lasted")
+		case err == nil:
+			s.t.Fatalf("two holders, for another %v: %+v", left, l.Grant())
 		}
 	}
+	s.setClock(0, 0)
+	s.rival(bidder, first, time.Second, func(err error) bool {
+		return strings.Contains(err.Error(), "clock was set back")
+	})
+}
+
+// In passingGuard a client with a guard of ten minutes used the nodes once, by mistake. Then
+// all nodes are restarted.
+func (s *scene) passingGuard() {
+	s.begin("1s")
+	right := s.client("ABC", "1s", time.Second)
+	s.client("ABC", "10m", time.Second)
+	for i, srv := range s.servers {
+		s.do(i, "SAVE")
+		if err := crash(i, srv); err != nil {
+			s.t.Fatal(err)
+		}
+	}
+	s.until(func() error {
+		l, err := right.Acquire(s.t.Context(), ask("file", time.Second))
+		var r *driver.RefusedError
+		if err == nil {
+			_ = l.Release(context.Background())
+		} else if errors.As(err, &r) && r.RetryAfter > time.Minute {
+			s.t.Fatalf("an outage of %v", r.RetryAfter.Round(time.Second))
+		}
+		return err
+	})
+}
+
+// In slept a client's machine sleeps while the clocks of all nodes advance by an hour. The
+// nodes are restarted empty before the client uses them again.
+func (s *scene) slept() {
+	s.begin("1s")
+	sleeper := s.client("ABC", "1s", time.Second)
+	s.clocks(time.Hour)
+	awake := s.client("ABC", "1s", time.Second)
+	last := s.hold(awake, "file", time.Second)
+	s.release(last)
+	for _, srv := range s.servers {
+		if err := srv.RestartEmpty(); err != nil {
+			s.t.Fatal(err)
+		}
+	}
+	s.warm(awake, time.Second) // the quarantine is over by then
+	next := s.hold(sleeper, "file", time.Second)
+	if a, b := last.Grant().Fence, next.Grant().Fence; b <= a {
+		s.t.Errorf("token %d after %d: %v too small", b, a, time.Duration(a-b)*time.Microsecond)
+	}
+	s.release(next)
 }

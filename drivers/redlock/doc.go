@@ -107,7 +107,7 @@
 //
 // All clients of the same nodes and prefix need the same N:
 //
-//   - More or fewer nodes: run "dlock bootstrap --nodes" with the URL of the new list, whose
+//   - More or fewer nodes: run "dlock bootstrap --changed" with the URL of the new list, whose
 //     nodes must all answer. From then on clients with the old list are refused; all other
 //     clients are refused for one guard. Give the new list to all clients in that time. Only
 //     the number of nodes tells the lists apart: to replace a node by one at another address,
@@ -146,12 +146,11 @@
 // error that names both. Nodes may have different terms, for example after an incomplete
 // change; each node's terms apply to the leases that it counts for.
 //
-// "dlock bootstrap --dry-run" shows the terms of each node, and "dlock bootstrap --terms"
-// changes them to those of its URL. Every node must answer. Protections (the quarantine, the
-// grace, the drift) grow and permissions (the longest TTL, the excused difference) shrink at
-// once. The other changes apply when every lease granted before has ended; the nodes wait for
-// that by themselves. Clients can lock meanwhile. A guard shorter than a held lease is refused.
-// If a node fails during the change, run the command again. With restart_guard=off nodes
+// "dlock bootstrap --dry-run" shows the terms of each node, and "dlock bootstrap --changed"
+// changes them to those of its URL. Every node must answer. No lock is granted for one guard, the
+// longer of the two, in which every earlier lease ends; a lease over the new guard is not renewed.
+// If a node fails during the change, or forgets it soon after, run the command again. A shorter
+// quarantine applies only if it is run again after that guard. With restart_guard=off nodes
 // remember nothing, and all clients must have the same options.
 //
 // The file terms.go has the rules, the inequality behind them and its proof.
@@ -170,8 +169,9 @@
 //
 // G2 order: any two leases ever granted on a key carry different tokens, and if one was
 // returned before another's acquire began, its token is smaller. No pause, delay, clock
-// step or early expiry can break this. It assumes fixed membership and nodes that keep
-// acknowledged writes; on volatile nodes with the guard it holds while the nodes' clocks
+// step or early expiry of a lock can break this. It assumes fixed membership, nodes that keep
+// acknowledged writes, and that no node's clock goes ahead by two minutes and a TTL and comes back
+// unseen, which ends the counter; on volatile nodes with the guard it holds while the nodes' clocks
 // agree within a quarter of the guard. A client that slept proposes no token from before its
 // sleep, and no node gives one that is more than 2 s behind its own clock, or from before the
 // end of its quarantine.
@@ -217,7 +217,7 @@
 //     off. Remains: clocks of a majority that jump together. A clock that jumps there and back
 //     agrees again: the restart guard keeps out a node that saw its own clock ahead; a node
 //     that was not asked in between is not kept out. (TestKleppmannTheClockOfCJumps,
-//     TestAClockThatStepsMakesNoSecondHolder, TestAClockThatJumpsThereAndBack)
+//     TestAClockThatJumpsThereAndBack)
 //   - C crashes before it persisted, and comes back at once. Protects: the restart guard,
 //     without an operator. Remains: restart_guard=off, and what the section on the guard names.
 //     (TestKleppmannCCrashesBeforeItPersisted)

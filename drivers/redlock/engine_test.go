@@ -14,86 +14,21 @@ import (
 
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
-	"github.com/redlock-go/redlock/drivers/redlock"
 	"github.com/redlock-go/redlock/redlocktest/fault"
 )
-
-var owners atomic.Int64
-
-func ask(key string, ttl time.Duration) *driver.Request {
-	return &driver.Request{Key: key, Owner: fmt.Sprintf("test/%d", owners.Add(1)), TTL: ttl}
-}
-
-// calm is a node timeout that suffices on a busy machine, for tests that are not about silent
-// nodes. A cluster's nodes use it as their call timeout too.
-const calm = "node_timeout=5s"
-
-// long skips a test that takes long if -short is given. -short keeps the simulation, the rules
-// of terms.go, the conformance suite and one test of each kind of fault.
-func long(t testing.TB) {
-	t.Helper()
-	if testing.Short() {
-		t.Skip("short: it takes seconds")
-	}
-}
-
-// release releases a lease, again and again until enough nodes confirm it.
-func (c *cluster) release(l driver.Lease) {
-	c.t.Helper()
-	for end := time.Now().Add(time.Minute); ; time.Sleep(poll) {
-		err := l.Release(c.t.Context())
-		if err == nil || errors.Is(err, driver.ErrLost) {
-			return
-		}
-		if time.Now().After(end) {
-			c.t.Fatal(err)
-		}
-	}
-}
-
-// poll is how often a test looks whether something has happened.
-const poll = 5 * time.Millisecond
-
-// whenFree takes the lock as soon as it is free.
-func (c *cluster) whenFree(b *redlock.Backend, key string, ttl time.Duration) driver.Lease {
-	c.t.Helper()
-	for end := time.Now().Add(time.Minute); ; time.Sleep(poll) {
-		l, err := b.Acquire(c.t.Context(), ask(key, ttl))
-		if err == nil {
-			return l
-		}
-		if time.Now().After(end) {
-			c.t.Fatal(err)
-		}
-	}
-}
-
-// renew renews a lease, and fails the test if no attempt succeeds before its deadline.
-func (c *cluster) renew(l driver.Lease, ttl time.Duration) {
-	c.t.Helper()
-	for ; ; time.Sleep(poll) {
-		_, err := l.Renew(c.t.Context(), &driver.Renewal{TTL: ttl})
-		if err == nil {
-			return
-		}
-		if errors.Is(err, driver.ErrLost) || time.Now().After(l.Grant().Expires) {
-			c.t.Fatal(err)
-		}
-	}
-}
 
 // Locks are taken and released while a minority is killed, stopped or black-holed.
 func TestAMinorityMayFail(t *testing.T) {
 	long(t)
 	t.Parallel()
-	c := start(t, 5, "redis", "valkey")
+	c := start(t, 5)
 	for name, f := range map[string]struct{ harm, heal func(i int) error }{
 		"killed":     {func(i int) error { return c.servers[i].Kill() }, func(i int) error { return c.servers[i].Start() }},
 		"stopped":    {func(i int) error { return c.servers[i].Pause() }, func(i int) error { return c.servers[i].Resume() }},
 		"black hole": {func(i int) error { c.proxies[i].BlackHole(); return nil }, func(i int) error { return c.proxies[i].Restore() }},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := c.open(true)
+			b := c.open("", unguarded)
 			for _, i := range []int{1, 4} {
 				if err := f.harm(i); err != nil {
 					t.Fatal(err)
@@ -101,7 +36,7 @@ func TestAMinorityMayFail(t *testing.T) {
 			}
 			var last uint64
 			for range 50 {
-				l := c.whenFree(b, "minority/"+name, 10*time.Second)
+				l := c.hold(b, "minority/"+name, 10*time.Second)
 				if f := l.Grant().Fence; f <= last {
 					t.Fatalf("token %d after %d", f, last)
 				} else {
@@ -122,9 +57,9 @@ func TestAMinorityMayFail(t *testing.T) {
 // A node that never answers is skipped, costs a bounded number of goroutines, and none after Close.
 func TestABlackHoleCostsABoundedNumberOfGoroutines(t *testing.T) {
 	long(t)
-	c := start(t, 5, "redis")
+	c := start(t, 5)
 	idle := runtime.NumGoroutine()
-	b, err := dlock.OpenBackend(c.url(true))
+	b, err := dlock.OpenBackend(c.url("", unguarded))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -153,24 +88,21 @@ func TestABlackHoleCostsABoundedNumberOfGoroutines(t *testing.T) {
 	if err := errors.Join(b.Close(), c.proxies[2].Restore()); err != nil {
 		t.Error(err)
 	}
-	for ; ; time.Sleep(poll) {
+	c.until(func() error {
 		buf := make([]byte, 1<<20)
 		stacks := string(buf[:runtime.Stack(buf, true)])
-		if !strings.Contains(stacks, "drivers/redlock.(*node") && !strings.Contains(stacks, "goredis.") {
-			break
+		if strings.Contains(stacks, "drivers/redlock.(*node") || strings.Contains(stacks, "goredis.") {
+			return fmt.Errorf("after Close (%d goroutines at first):\n%s", idle, stacks)
 		}
-		if time.Now().After(limit()) {
-			t.Fatalf("after Close (%d goroutines at first):\n%s", idle, stacks)
-		}
-	}
+		return nil
+	})
 }
 
 // However an attempt ends, with a slow node too, no key is left after the bound of G4.
 func TestNoOrphans(t *testing.T) {
 	t.Parallel()
-	c := start(t, 5, "redis", "valkey")
-	url := c.urlThrough(func(i int) bool { return i == 4 }, calm)
-	b, other := c.openURL(url), c.openURL(url)
+	c := start(t, 5)
+	b, other := c.open("ABCD", unguarded, calm), c.open("ABCD", unguarded, calm)
 	c.proxies[4].Delay(fault.ToClient, 10*time.Millisecond, 30*time.Millisecond)
 	const ttl, soon = time.Minute, 20 * time.Second
 	cycles, many := 60, 1000
@@ -226,18 +158,18 @@ func TestNoOrphans(t *testing.T) {
 // If a holder is cut off, its Done channel closes before another owner has the lock.
 func TestAPartitionedHolderKnowsFirst(t *testing.T) {
 	t.Parallel()
-	c := start(t, 3, "redis")
+	c := start(t, 3)
 	trials := 200
 	if testing.Short() {
 		trials = 10
 	}
 	const ttl = 2 * time.Second
-	cut, err := dlock.OpenURL(c.url(true), dlock.WithTTL(ttl))
+	cut, err := dlock.OpenURL(c.url("", unguarded), dlock.WithTTL(ttl))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = cut.Close() }() // its servers cannot be reached
-	other, err := dlock.OpenURL(c.url(false), dlock.WithTTL(ttl))
+	other, err := dlock.OpenURL(c.url(everyNode, unguarded), dlock.WithTTL(ttl))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -83,7 +83,7 @@ func (e *examination) measured(node int, code string) string {
 
 func (e *examination) number() {
 	n, q := len(e.b.nodes), e.b.q
-	d := driver.Diagnostic{Code: "quorum-size", Severity: driver.SeverityWarning, Measured: fmt.Sprint(n), Remedy: "use an odd number of nodes, three at least (dlock bootstrap --nodes changes it)"}
+	d := driver.Diagnostic{Code: "quorum-size", Severity: driver.SeverityWarning, Measured: fmt.Sprint(n), Remedy: "use an odd number of nodes, three at least (dlock bootstrap --changed)"}
 	switch {
 	case n < 3:
 		d.Summary = fmt.Sprintf("a quorum of %d does not survive the loss of a node", n)
@@ -200,18 +200,14 @@ func (e *examination) terms(ctx context.Context) {
 	}
 	own := shown(&e.b.terms)
 	for _, n := range r.Nodes {
-		if n.Report == nil || n.Report.Terms == nil || n.Report.Next != nil || shown(n.Report.Terms) == own {
+		if n.Report == nil || n.Report.Terms == nil || shown(n.Report.Terms) == own {
 			continue
 		}
-		d := driver.Diagnostic{
+		e.add(driver.Diagnostic{
 			Code: "terms-differ", Severity: driver.SeverityWarning, Node: n.Node, Measured: shown(n.Report.Terms),
 			Summary: "its terms are " + shown(n.Report.Terms) + ", and this URL says " + own,
-			Remedy:  "give all clients the same URL, or change the nodes' terms to this URL", Command: "dlock bootstrap --terms",
-		}
-		if n.Report.Terms.N != e.b.terms.N {
-			d.Command = "dlock bootstrap --nodes"
-		}
-		e.add(d)
+			Remedy:  "give all clients the same URL, or change the nodes' terms to this URL", Command: "dlock bootstrap --changed",
+		})
 	}
 }
 

@@ -130,7 +130,7 @@ func (b *Backend) look(ctx context.Context, timeout time.Duration) (seen []*quor
 func (b *Backend) state(ctx context.Context, timeout time.Duration, s quorum.Statement, seen []*quorum.MemoryReport) []error {
 	return b.administer(ctx, timeout, func(ctx context.Context, n *node, a quorum.Admin) error {
 		q := *b.quorum(n, b.clock.Now(), 0)
-		if s == quorum.StateTerms || s == quorum.StateTermsSettled {
+		if s == quorum.StateChanged {
 			q.Remembered = nil
 		}
 		_, err := a.Bootstrap(ctx, &quorum.Bootstrap{Quorum: &q, Statement: s, Observed: seen[n.index]})
@@ -154,10 +154,10 @@ func hasError(errs []error) bool {
 	return slices.ContainsFunc(errs, func(err error) bool { return err != nil })
 }
 
-// Bootstrap states that the nodes are new, that their number changed, or that their terms
-// become those of this backend's options. All of them must answer; and for StateNew none may
-// have a memory. Replacing a node takes two changes of the number, because only the number
-// tells clients with the old list apart: first add the new node, then remove the old one.
+// Bootstrap states that the nodes are new, or that the quorum has changed: the nodes' number and terms
+// become those of this backend. All nodes must answer; and for StateNew none may have a memory. Replacing
+// a node takes two changes, because only the number tells clients with the old list apart: first add the
+// new node, then remove the old one.
 //
 // A dry run reports the nodes that answer. Its error names a node that does not answer, or says
 // why the statement could not be made. If a statement fails on some nodes the report names
@@ -174,19 +174,14 @@ func (b *Backend) Bootstrap(ctx context.Context, s *quorum.Bootstrap) (*quorum.M
 	if err := b.all(errs); err != nil || r.Memory == quorum.MemoryUnguarded || s.DryRun && s.Statement == quorum.StateNew {
 		return r, err
 	}
-	if err := b.fits(ctx, s.Statement, r); err != nil || s.DryRun {
+	if err := b.fits(s.Statement, r); err != nil || s.DryRun {
 		return r, err
 	}
 	errs = b.state(ctx, inspectTimeout, s.Statement, seen)
-	if !hasError(errs) {
-		switch s.Statement {
-		case quorum.StateNodes:
-			// Clients with the old list could renew until the last node knew of the change: on
-			// every node the guard must begin after that.
-			errs = b.state(ctx, inspectTimeout, quorum.StateNodes, seen)
-		case quorum.StateTerms:
-			errs = b.state(ctx, inspectTimeout, quorum.StateTermsSettled, seen)
-		}
+	if s.Statement == quorum.StateChanged && !hasError(errs) {
+		// Earlier leases could be renewed until the last node knew of the change: on every node the
+		// guard must begin after that.
+		errs = b.state(ctx, inspectTimeout, quorum.StateChanged, seen)
 	}
 	for i := range r.Nodes {
 		r.Nodes[i].Done, r.Nodes[i].Err = errs[i] == nil, errs[i]
@@ -204,52 +199,15 @@ func (b *Backend) report(seen []*quorum.MemoryReport, errs []error) *quorum.Memo
 	return r
 }
 
-// fits refuses a statement that is false or unsafe.
-func (b *Backend) fits(ctx context.Context, s quorum.Statement, r *quorum.MemoryReport) error {
+// fits refuses a statement that is false.
+func (b *Backend) fits(s quorum.Statement, r *quorum.MemoryReport) error {
 	if dup := b.duplicate.Load(); dup != nil {
 		return dup
 	}
-	switch s {
-	case quorum.StateNew:
-		if r.Memory == quorum.MemoryKept {
-			return &driver.RefusedError{Reason: "the servers are not new: some of them remember locks"}
-		}
-	case quorum.StateTerms:
-		for _, n := range r.Nodes {
-			var t *quorum.Terms
-			if n.Report != nil {
-				t = n.Report.Terms
-			}
-			switch {
-			case t == nil:
-				return &driver.RefusedError{Reason: fmt.Sprintf("node %s has no terms to change: it has not had locks yet", n.Node)}
-			case t.N != b.terms.N:
-				return &driver.RefusedError{Reason: fmt.Sprintf("node %s is of a quorum of %d, and this URL lists %d: change the number of nodes first (dlock bootstrap --nodes)", n.Node, t.N, b.terms.N)}
-			case t.Guard > b.terms.Guard:
-				if err := b.outlived(ctx, t); err != nil {
-					return err
-				}
-			}
-		}
+	if s == quorum.StateNew && r.Memory == quorum.MemoryKept {
+		return &driver.RefusedError{Reason: "the servers are not new: some of them remember locks"}
 	}
 	return nil
-}
-
-// outlived refuses to lower the restart guard while a lock is held for longer: its renewals
-// would be refused.
-func (b *Backend) outlived(ctx context.Context, now *quorum.Terms) error {
-	var longest *driver.State
-	err := b.List(ctx, "", func(s *driver.State) bool {
-		if len(s.Holders) > 0 && s.Holders[0].TTL-now.Grace > b.terms.Guard && (longest == nil || s.Holders[0].TTL > longest.Holders[0].TTL) {
-			longest = s
-		}
-		return true
-	})
-	if err != nil || longest == nil {
-		return err
-	}
-	return &driver.RefusedError{Reason: fmt.Sprintf("lock %q is held for another %v, longer than the new restart guard of %v: release it first, or wait for its end",
-		longest.Key, (longest.Holders[0].TTL - now.Grace).Round(time.Millisecond), b.terms.Guard)}
 }
 
 // all returns the first error, with its node's name.

@@ -1,11 +1,7 @@
 package redlock
 
 import (
-	"context"
-	"errors"
 	"fmt"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -79,42 +75,4 @@ func TestOneRoundTripIsTheRule(t *testing.T) {
 			t.Errorf("%d of %d grants took one round trip", once, grants)
 		}
 	})
-}
-
-// If a hundred clients try to take a free lock at the same time, exactly one gets it.
-func TestAHundredTryLocksHaveOneWinner(t *testing.T) {
-	for _, n := range []int{2, 3, 4, 5} {
-		t.Run(fmt.Sprint(n), func(t *testing.T) {
-			rounds := 20
-			if Race || testing.Short() {
-				rounds = 5
-			}
-			synctest.Test(t, func(t *testing.T) {
-				s := newSpaces(n)
-				backends := make([]*Backend, 100)
-				for i := range backends {
-					backends[i] = s.quorum(t, nil)
-				}
-				for round := range rounds {
-					var winners atomic.Int32
-					var all sync.WaitGroup
-					for i, b := range backends {
-						all.Go(func() {
-							_, err := b.Acquire(context.Background(), request1(fmt.Sprint("k", round), fmt.Sprint("web/", i), 10*time.Second))
-							switch {
-							case err == nil:
-								winners.Add(1)
-							case !errors.Is(err, driver.ErrHeld):
-								t.Errorf("a loser got %v", err)
-							}
-						})
-					}
-					all.Wait()
-					if w := winners.Load(); w != 1 {
-						t.Fatalf("round %d: %d winners", round, w)
-					}
-				}
-			})
-		})
-	}
 }

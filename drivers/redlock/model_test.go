@@ -141,13 +141,13 @@ func (d *duel) befall(ctx context.Context) string {
 		d.sim.s.unload()
 		return "flush scripts"
 	case 5:
-		d.quorum.N = 3 + 2*d.rng.IntN(2)
-		return fmt.Sprintf("clients with %d nodes", d.quorum.N)
+		d.quorum.Terms = derive(3+2*d.rng.IntN(2), time.Duration(10+5*d.rng.IntN(2))*time.Minute, time.Duration(1+d.rng.IntN(2))*time.Second, 1+d.rng.IntN(2))
+		return fmt.Sprintf("clients with terms %+v", d.quorum.Terms)
 	case 6:
 		d.blind = d.rng.IntN(2) == 0
 		return fmt.Sprintf("the other clocks are unknown: %v", d.blind)
 	case 7:
-		return d.state(ctx, "change of nodes", &quorum.Bootstrap{Quorum: &q, Statement: quorum.StateNodes})
+		return d.state(ctx, "change", &quorum.Bootstrap{Quorum: &q, Statement: quorum.StateChanged})
 	case 8, 9, 10:
 		return d.state(ctx, "look", &quorum.Bootstrap{Quorum: &q, DryRun: true})
 	case 11:
@@ -161,8 +161,8 @@ func (d *duel) befall(ctx context.Context) string {
 func (d *duel) state(ctx context.Context, what string, b *quorum.Bootstrap) string {
 	r, errA := d.real.Bootstrap(ctx, b)
 	s, errB := d.sim.Bootstrap(ctx, b)
-	if errA == nil && errB == nil && r.Memory != s.Memory {
-		d.t.Errorf("the real node is %v, the simulated one %v", r.Memory, s.Memory)
+	if errA == nil && errB == nil && (r.Memory != s.Memory || r.Terms != nil && *r.Terms != *s.Terms) {
+		d.t.Errorf("the real node is %v with %v, the simulated one %v with %v", r.Memory, r.Terms, s.Memory, s.Terms)
 	}
 	return what + ": " + d.same(errA, errB, 0, 0)
 }

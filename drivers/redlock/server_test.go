@@ -2,11 +2,14 @@ package redlock_test
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -33,67 +36,70 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// cluster is a number of independent real servers, each behind a proxy that can break its
-// connections.
+// cluster is a number of independent real servers, A, B and so on, alternately Redis and Valkey,
+// each behind a proxy that can break its connections.
 type cluster struct {
 	t       testing.TB
 	servers []*server.Server
 	proxies []*fault.Proxy
-	schemes []string
+	notify  func(driver.Notice) // of the quorums that are opened; may be nil
 }
 
-// start starts n servers, alternately Redis and Valkey. The schemes, "redis" or "valkey", name
-// the nodes' clients in turn.
-func start(t testing.TB, n int, schemes ...string) *cluster {
+func start(t testing.TB, n int, options ...server.Option) *cluster {
 	t.Helper()
-	return startWith(t, n, schemes)
-}
-
-func startWith(t testing.TB, n int, schemes []string, options ...server.Option) *cluster {
-	t.Helper()
-	c := &cluster{t: t, schemes: schemes}
+	c := &cluster{t: t}
 	for i := range n {
-		var s *server.Server
-		if i%2 == 0 {
-			s = server.Redis(t, options...)
-		} else {
-			s = server.Valkey(t, options...)
-		}
-		c.servers = append(c.servers, s)
-		c.proxies = append(c.proxies, fault.NewProxy(t, s.Addr()))
+		s := server.StartFor(t, []server.Kind{server.KindRedis, server.KindValkey}[i%2], options...)
+		c.servers, c.proxies = append(c.servers, s), append(c.proxies, fault.NewProxy(t, s.Addr()))
 	}
 	return c
 }
 
-// url returns the quorum's URL, through the proxies if there are any.
-func (c *cluster) url(proxied bool, options ...string) string {
-	return c.urlThrough(func(int) bool { return proxied }, options...)
+// first is the cluster of the first n servers only.
+func (c *cluster) first(n int) *cluster {
+	return &cluster{t: c.t, servers: c.servers[:n], proxies: c.proxies[:n], notify: c.notify}
 }
 
-func (c *cluster) urlThrough(proxied func(i int) bool, options ...string) string {
-	var items []string
+const (
+	everyNode = "ABCDE"
+	unguarded = "restart_guard=off"
+	// calm is a node timeout that suffices on a busy machine, for tests that are not about silent
+	// nodes. The nodes use it as their call timeout too.
+	calm = "node_timeout=5s"
+)
+
+func inSight(sight string, i int) bool { return strings.ContainsRune(sight, rune('A'+i)) }
+
+// url returns the quorum's URL. It names the nodes in sight themselves, and of the others the proxies.
+func (c *cluster) url(sight string, options ...string) string {
+	items := options
 	for i, s := range c.servers {
 		addr := s.Addr()
-		if proxied(i) {
+		if !inSight(sight, i) {
 			addr = c.proxies[i].Addr()
 		}
-		item := c.schemes[i%len(c.schemes)] + "://" + addr
+		item := []string{"redis", "valkey"}[i%2] + "://" + addr + "?dial_timeout=10s"
 		if slices.Contains(options, calm) {
-			item += "?call_timeout=5s"
+			item += "&call_timeout=5s"
 		}
-		items = append(items, item)
+		items = append(items[:len(items):len(items)], item)
 	}
-	return "redlock:" + strings.Join(append(append(items, "restart_guard=off"), options...), ",")
+	return "redlock:" + strings.Join(items, ",")
 }
 
-func (c *cluster) open(proxied bool, options ...string) *redlock.Backend {
+// open opens the quorum with this URL.
+func (c *cluster) open(sight string, options ...string) *redlock.Backend {
 	c.t.Helper()
-	return c.openURL(c.url(proxied, options...))
-}
-
-func (c *cluster) openURL(url string) *redlock.Backend {
-	c.t.Helper()
-	b, err := dlock.OpenBackend(url)
+	cfg := &driver.Config{Notify: c.notify}
+	options = slices.DeleteFunc(slices.Clone(options), func(o string) bool {
+		prefix, ok := strings.CutPrefix(o, "prefix=") // which is not the driver's
+		if ok {
+			cfg.Prefix = prefix
+		}
+		return ok
+	})
+	cfg.DSN = c.url(sight, options...)
+	b, err := resolving{}.Open(cfg)
 	if err != nil {
 		c.t.Fatal(err)
 	}
@@ -105,21 +111,183 @@ func (c *cluster) openURL(url string) *redlock.Backend {
 	return b.(*redlock.Backend)
 }
 
-// keys returns how many servers have a lock whose key contains key.
-func (c *cluster) keys(key string) []string {
+// view opens a quorum of all nodes whose client reaches only the nodes in sight, for example "ABC".
+func (c *cluster) view(sight string, options ...string) *redlock.Backend {
 	c.t.Helper()
-	var found []string
-	for i, s := range c.servers {
-		reply, err := s.Do("EXISTS", key)
-		if err != nil {
-			continue // the server is down
+	for i, p := range c.proxies {
+		if !inSight(sight, i) {
+			if err := p.Refuse(); err != nil {
+				c.t.Fatal(err)
+			}
 		}
-		if fmt.Sprint(reply) == "1" {
-			value, _ := s.Do("GET", key)
+	}
+	return c.open(sight, options...)
+}
+
+func (c *cluster) do(i int, args ...string) any {
+	c.t.Helper()
+	reply, err := c.servers[i].Do(args...)
+	if err != nil {
+		c.t.Fatalf("%v: %v", args, err)
+	}
+	return reply
+}
+
+// each calls do for the first n servers concurrently.
+func (c *cluster) each(n int, do func(i int, s *server.Server) error) {
+	c.t.Helper()
+	errs := make([]error, n)
+	parallel(n, n, func(i int) { errs[i] = do(i, c.servers[i]) })
+	if err := errors.Join(errs...); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+func crash(_ int, s *server.Server) error { return errors.Join(s.Kill(), s.Start()) }
+
+// parallel calls f for 0 to n-1, in this many goroutines.
+func parallel(workers, n int, f func(i int)) {
+	var next atomic.Int64
+	var wg sync.WaitGroup
+	for range workers {
+		wg.Go(func() {
+			for i := int(next.Add(1)) - 1; i < n; i = int(next.Add(1)) - 1 {
+				f(i)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// setClock sets the clock of one server.
+func (c *cluster) setClock(i int, ahead time.Duration) {
+	c.t.Helper()
+	if err := c.servers[i].SetClock(ahead); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+// poll is how often a test looks whether something has happened.
+const poll = 5 * time.Millisecond
+
+var began = time.Now()
+
+// limit is when a test gives up a wait whose duration depends on the machine: a little before the
+// test binary's own deadline.
+func limit() time.Time {
+	d, err := time.ParseDuration(flag.Lookup("test.timeout").Value.String())
+	if err != nil || d == 0 {
+		d = time.Hour
+	}
+	return began.Add(d - min(d/10, 10*time.Second))
+}
+
+// until tries again until it succeeds, and fails the test with the last error if it never does.
+func (c *cluster) until(try func() error) {
+	c.t.Helper()
+	for end := limit(); ; time.Sleep(poll) {
+		err := try()
+		if err == nil {
+			return
+		}
+		if time.Now().After(end) || errors.Is(err, driver.ErrInvalid) {
+			c.t.Fatal(err)
+		}
+	}
+}
+
+// long skips a test that takes long if -short is given. -short keeps the simulation, the rules
+// of terms.go, the conformance suite and one test of each kind of fault.
+func long(t testing.TB) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("short: it takes seconds")
+	}
+}
+
+var owners atomic.Int64
+
+func ask(key string, ttl time.Duration) *driver.Request {
+	return &driver.Request{Key: key, Owner: fmt.Sprintf("test/%d", owners.Add(1)), TTL: ttl}
+}
+
+// hold takes the lock as soon as it is free and the nodes vote.
+func (c *cluster) hold(b driver.Backend, key string, ttl time.Duration) (l driver.Lease) {
+	c.t.Helper()
+	c.until(func() (err error) {
+		l, err = b.Acquire(context.Background(), ask(key, ttl))
+		return err
+	})
+	return l
+}
+
+// release releases a lease, again and again until enough nodes confirm it.
+func (c *cluster) release(l driver.Lease) {
+	c.t.Helper()
+	c.until(func() error {
+		if err := l.Release(context.Background()); !errors.Is(err, driver.ErrLost) {
+			return err
+		}
+		return nil
+	})
+}
+
+// use takes and releases a lock, as soon as it is free and the nodes vote.
+func (c *cluster) use(b driver.Backend, key string, ttl time.Duration) {
+	c.t.Helper()
+	c.release(c.hold(b, key, ttl))
+}
+
+// renew renews a lease, and fails the test if no attempt succeeds before its deadline.
+func (c *cluster) renew(l driver.Lease, ttl time.Duration) driver.Grant {
+	c.t.Helper()
+	for ; ; time.Sleep(poll) {
+		g, err := l.Renew(context.Background(), &driver.Renewal{TTL: ttl})
+		if err == nil {
+			return g
+		}
+		if errors.Is(err, driver.ErrLost) || time.Now().After(l.Grant().Expires) {
+			c.t.Fatal(err)
+		}
+	}
+}
+
+// clocksUnknown is what nodes say that vote as soon as the other nodes have answered.
+const clocksUnknown = "until the clocks and the terms of the other nodes are known"
+
+// verdict bids until the nodes grant or refuse the lock, and so not before each node is answered
+// for by the others. It bids again after a late answer, as there may be on a busy machine, and
+// while an earlier bid of its own still holds the key.
+func (c *cluster) verdict(b driver.Backend, key string, ttl time.Duration) (l driver.Lease, err error) {
+	c.t.Helper()
+	for end := limit(); ; time.Sleep(poll) {
+		l, err = b.Acquire(context.Background(), ask(key, ttl))
+		if err == nil || errors.Is(err, driver.ErrRefused) && !strings.Contains(err.Error(), clocksUnknown) || time.Now().After(end) {
+			return l, err
+		}
+	}
+}
+
+// keys returns which servers have a lock of this key.
+func (c *cluster) keys(key string) (found []string) {
+	c.t.Helper()
+	for i, s := range c.servers {
+		if value, err := s.Do("GET", key); err == nil && value != nil { // otherwise the server is down
 			found = append(found, fmt.Sprintf("%v on %d", value, i))
 		}
 	}
 	return found
+}
+
+// carriers counts the servers whose lock has this token.
+func (c *cluster) carriers(key string, token uint64) (n int) {
+	c.t.Helper()
+	for _, found := range c.keys(key) {
+		if strings.Contains(found, fmt.Sprintf("|%d on ", token)) {
+			n++
+		}
+	}
+	return n
 }
 
 // gone waits until no server has the key any longer, for at most this long.
@@ -164,18 +332,18 @@ func (c *cluster) harness() redlocktest.Harness {
 	}
 	nodes := server.Group{Nodes: c.servers}
 	addrs := nodes.Addrs()
+	// The options come first, because the suite appends its parameters to the last node.
+	url := strings.ReplaceAll(c.url(everyNode, unguarded), "?dial_timeout=10s", "")
 	h := fault.HarnessOf(addrs, func(via []string) (driver.Backend, error) {
 		var pairs []string
 		for i, addr := range addrs {
 			pairs = append(pairs, addr, via[i])
 		}
-		return dlock.OpenBackend(strings.NewReplacer(pairs...).Replace(c.url(false)))
+		return dlock.OpenBackend(strings.NewReplacer(pairs...).Replace(url))
 	})
 	h.Faults.Kill, h.Faults.Restart = nodes.KillMajority, nodes.StartAgain
 	h.Faults.Pause, h.Faults.Resume = nodes.Pause, nodes.Resume
-	h.Skip, h.Driver = skip, resolving{}
-	// The options come first, because the suite appends its parameters to the last node.
-	h.URL = strings.Replace(strings.TrimSuffix(c.url(false), ",restart_guard=off"), "redlock:", "redlock:restart_guard=off,", 1)
+	h.Skip, h.Driver, h.URL = skip, resolving{}, url
 	h.Grace = redlock.Grace(len(c.servers))
 	h.Residue = func(context.Context) ([]string, error) {
 		var found []string
@@ -198,17 +366,13 @@ func (c *cluster) harness() redlocktest.Harness {
 
 func TestConformanceOnRealServers(t *testing.T) {
 	t.Parallel()
-	mixed := []string{"redis", "valkey", "valkey"}
-	for _, c := range []struct {
-		n       int
-		schemes []string
-	}{{3, mixed}, {5, mixed}} { // TestConformance has all sizes
-		t.Run(fmt.Sprintf("%d/%s", c.n, strings.Join(c.schemes, "+")), func(t *testing.T) {
-			if c.n != 3 {
+	for _, n := range []int{3, 5} { // TestConformance has all sizes
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			if n != 3 {
 				server.Deep(t) // three servers are enough
 			}
 			ownprocess.Run(t, func(t *testing.T) {
-				redlocktest.Run(t, startWith(t, c.n, c.schemes, server.WithAppendOnly("always")).harness())
+				redlocktest.Run(t, start(t, n, server.WithAppendOnly("always")).harness())
 			})
 		})
 	}

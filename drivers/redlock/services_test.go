@@ -30,15 +30,9 @@ func TestLocksUseNoCommandThatServicesRefuse(t *testing.T) {
 				if testing.Short() && guard == "restart_guard=off" {
 					t.Skip("short: with the guard there are more commands")
 				}
-				c := &cluster{t: t, schemes: []string{scheme}}
-				var items []string
-				for i := range 3 {
-					s := server.StartFor(t, []server.Kind{server.KindRedis, server.KindValkey}[i%2])
-					c.servers = append(c.servers, s)
-					items = append(items, scheme+"://"+s.Addr())
-				}
-				items = append(items, guard, calm)
-				client, err := dlock.OpenURL("redlock:" + strings.Join(items, ","))
+				c := start(t, 3)
+				url := strings.NewReplacer("redis://", scheme+"://", "valkey://", scheme+"://").Replace(c.url(everyNode, guard, calm))
+				client, err := dlock.OpenURL(url)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -48,7 +42,7 @@ func TestLocksUseNoCommandThatServicesRefuse(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				other, err := dlock.OpenURL("redlock:" + strings.Join(items, ","))
+				other, err := dlock.OpenURL(url)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -125,21 +119,20 @@ func used(t *testing.T, s *server.Server) map[string]bool {
 // guard the node votes.
 func TestWithoutINFOThereIsNoGuard(t *testing.T) {
 	t.Parallel()
-	s := server.Redis(t, server.WithUser("default off"), server.WithUser("app on >pw ~* &* +@all -info"))
-	url := "redlock:" + s.URLFor("app", "pw") + "," + calm
 	c := &cluster{t: t}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	_, err := c.openURL(url+",restart_guard=30s,bootstrap=true").Acquire(ctx, ask("k", 10*time.Second))
+	s := server.Redis(t, server.WithUser("default off"), server.WithUser("app on >pw ~* &* +@all -info"))
+	open := func(guard string) driver.Backend {
+		b, err := resolving{}.Open(&driver.Config{DSN: strings.Join([]string{"redlock:" + s.URLFor("app", "pw"), calm, guard}, ",")})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = b.Close() })
+		return b
+	}
+	_, err := c.verdict(open("restart_guard=30s,bootstrap=true"), "k", 10*time.Second)
 	var refused *driver.RefusedError
 	if !errors.As(err, &refused) || refused.RetryAfter != 0 || !strings.Contains(err.Error(), "INFO") || !strings.Contains(err.Error(), "restart_guard=off") {
 		t.Errorf("with the guard: %v", err)
 	}
-	l, err := c.openURL(url+",restart_guard=off").Acquire(ctx, ask("k", time.Minute))
-	if err != nil {
-		t.Fatalf("without the guard: %v", err)
-	}
-	if err := l.Release(ctx); err != nil {
-		t.Error(err)
-	}
+	c.use(open(unguarded), "k", time.Minute)
 }

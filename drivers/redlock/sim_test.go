@@ -434,7 +434,7 @@ func (w *world) change(s sabotage) {
 	defer func() { _ = b.Close() }()
 	for {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-		_, err := b.Bootstrap(ctx, &quorum.Bootstrap{Statement: quorum.StateNodes})
+		_, err := b.Bootstrap(ctx, &quorum.Bootstrap{Statement: quorum.StateChanged})
 		cancel()
 		if err == nil {
 			return

@@ -41,7 +41,6 @@ type simProcess struct {
 	run   string
 	terms quorum.Terms // the terms to which its scripts are bound
 	ready bool         // the scripts may be called
-	from  int64        // when other terms begin, by the server's clock; zero: no change is settled
 }
 
 var (
@@ -357,12 +356,9 @@ func (n *simNode) run(ctx context.Context, x *simRequest) simReply {
 // serve returns the terms under which scripts may be called now, or false if a handshake must
 // come first.
 func (n *simNode) serve(p *simProcess, q *quorum.Info) (quorum.Terms, bool) {
-	n.s.mu.Lock()
-	now := n.s.micros() // a driver knows a lower bound of it
-	n.s.mu.Unlock()
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return p.terms, p.ready && p.terms.N == q.N && (p.from == 0 || now <= p.from)
+	return p.terms, p.ready && p.terms.N == q.N
 }
 
 // adopt uses these terms from now on.
@@ -370,7 +366,7 @@ func (n *simNode) adopt(p *simProcess, t quorum.Terms) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if p.terms != t {
-		p.terms, p.ready, p.from = t, false, 0
+		p.terms, p.ready = t, false
 	}
 }
 
@@ -412,7 +408,7 @@ func (n *simNode) overlong(p *simProcess, q *quorum.Info, r simReply) bool {
 func (n *simNode) shakeArgs(p *simProcess, op simOp, q *quorum.Info) simShake {
 	n.mu.Lock()
 	if p.terms.N != q.N {
-		p.terms, p.ready, p.from = *q.Proposal(), false, 0
+		p.terms, p.ready = *q.Proposal(), false
 	}
 	h := simShake{text: simText{p.run, p.terms, op}, terms: *q.Proposal(), load: true, check: true}
 	n.mu.Unlock()
@@ -449,7 +445,7 @@ func (n *simNode) ready(p *simProcess, r simReply) {
 	n.adopt(p, r.terms)
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	p.ready, p.from = true, r.from
+	p.ready = true
 }
 
 // handshake makes a handshake, and waits for its answer.
@@ -478,7 +474,7 @@ func (n *simNode) Bootstrap(ctx context.Context, b *quorum.Bootstrap) (*quorum.M
 	if b.Quorum.Guard <= 0 {
 		return &quorum.MemoryReport{}, nil
 	}
-	if n.s.broken.once && b.Statement == quorum.StateNodes && !b.DryRun {
+	if n.s.broken.once && b.Statement == quorum.StateChanged && !b.DryRun {
 		if n.told = !n.told; !n.told {
 			return &quorum.MemoryReport{}, nil
 		}
@@ -498,9 +494,7 @@ func (n *simNode) Bootstrap(ctx context.Context, b *quorum.Bootstrap) (*quorum.M
 	if b.DryRun {
 		return now, nil
 	}
-	seen, mode := now, map[quorum.Statement]string{
-		quorum.StateNew: "bootstrap", quorum.StateNodes: "nodes", quorum.StateTerms: "terms", quorum.StateTermsSettled: "settled",
-	}[b.Statement]
+	seen, mode := now, map[quorum.Statement]string{quorum.StateNew: "bootstrap", quorum.StateChanged: "changed"}[b.Statement]
 	if b.Statement == quorum.StateNew && b.Observed != nil {
 		seen = b.Observed
 	}
@@ -511,6 +505,9 @@ func (n *simNode) Bootstrap(ctx context.Context, b *quorum.Bootstrap) (*quorum.M
 	n.s.stated = time.Now().Add(time.Second)
 	n.s.mu.Unlock()
 	for range 3 {
+		if b.Statement == quorum.StateChanged {
+			n.adopt(p, *b.Quorum.Proposal())
+		}
 		h := n.shakeArgs(p, simAcquire, b.Quorum)
 		h.mode, h.until = mode, seen.Clock.Add(5*time.Second).UnixMicro()
 		if seen.Server != p.run {

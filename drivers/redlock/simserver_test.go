@@ -59,7 +59,6 @@ type simBroken struct {
 	high    bool // there is no high-water mark
 	ownStep bool // only the clock that was set back counts its quarantine
 	nodes   bool // scripts do not compare the number of nodes
-	onePass bool // terms change at once
 	new     bool // a node without memory counts as new, even if another process was examined, or too long ago
 	grace   bool // a key is kept for the TTL and one thousandth of it
 	kept    bool // a key is reserved for the next waiter forty times as long
@@ -112,8 +111,6 @@ type simMeta struct {
 	run        string // empty: no memory
 	terms      quorum.Terms
 	till, high int64
-	next       quorum.Terms // terms to which it is changing; N is zero: none
-	from       int64        // when these begin; zero: not settled
 	why        string
 }
 
@@ -191,13 +188,13 @@ type simReply struct {
 	clock  time.Time
 	server string
 
-	now, till, from int64
-	terms           quorum.Terms
-	none            bool // the server has no meta
-	why             string
-	memory          quorum.Memory
-	unsent          bool  // the operation itself was not sent
-	before          int64 // the counter before a grant, and 1; 0: unknown
+	now, till int64
+	terms     quorum.Terms
+	none      bool // the server has no meta
+	why       string
+	memory    quorum.Memory
+	unsent    bool  // the operation itself was not sent
+	before    int64 // the counter before a grant, and 1; 0: unknown
 }
 
 // answer returns what the reply means to a bid.
@@ -296,22 +293,27 @@ func (s *simServer) handshake(h simShake) simReply {
 	}
 	known, terms := m.run != "", m.terms
 	switch {
-	case known && h.mode != "nodes" && m.terms.N != h.terms.N && !s.broken.nodes:
+	case known && h.mode != "changed" && m.terms.N != h.terms.N && !s.broken.nodes:
 		return no(simOtherQuorum, m.terms)
 	case known:
 	case h.terms != h.text.terms:
 		return no(simOtherTerms, h.terms)
-	case h.mode == "bootstrap" && (h.text.run != id || now > h.until) && !s.broken.new, h.mode == "terms", h.mode == "settled":
+	case h.mode == "bootstrap" && (h.text.run != id || now > h.until) && !s.broken.new:
 		return no(simChanged, h.terms)
-	case h.mode != "bootstrap" && h.mode != "nodes" && h.others < 0 && !s.broken.others:
+	case h.mode != "bootstrap" && h.mode != "changed" && h.others < 0 && !s.broken.others:
 		r := no(simUnknown, h.terms)
 		r.till, r.why = simPending, "new"
 		return r
 	default:
 		terms = h.terms
 	}
-	if m.from > 0 && now >= m.from {
-		terms, m.next, m.from = m.next, quorum.Terms{}, 0
+	if h.mode == "changed" {
+		old := terms
+		terms = h.terms
+		if m.till > now || old.Guard != terms.Guard || old.Excuse != terms.Excuse || old.Allowance != terms.Allowance {
+			terms.Quarantine = max(terms.Quarantine, old.Quarantine+max(terms.Excuse-old.Excuse, 0))
+			terms.Grace, terms.Drift = max(terms.Grace, old.Grace), max(terms.Drift, old.Drift)
+		}
 	}
 	fresh, quarantine := simPending, int64(terms.Quarantine/time.Microsecond)
 	switch {
@@ -322,10 +324,8 @@ func (s *simServer) handshake(h simShake) simReply {
 	}
 	till, why := m.till, m.why
 	switch {
-	case h.mode == "nodes":
-		n := h.terms.N
-		till, why, terms = fresh, "nodes", terms.Merge(terms)
-		terms.N = n
+	case h.mode == "changed":
+		till, why = fresh, h.mode
 	case !known && h.mode != "bootstrap":
 		till, why = fresh, "new"
 	case !known:
@@ -335,32 +335,13 @@ func (s *simServer) handshake(h simShake) simReply {
 	case m.run == id && till > now:
 		till = min(till, fresh)
 	}
-	switch {
-	case h.mode == "terms":
-		terms = terms.Merge(h.terms)
-		m.next, m.from = quorum.Terms{}, 0
-		if terms != h.terms {
-			m.next = h.terms
-		}
-		if s.broken.onePass {
-			terms, m.next = h.terms, quorum.Terms{}
-		}
-	case h.mode == "settled" && m.next.N != 0:
-		switch {
-		case m.next != h.terms || id != h.text.run:
-			return no(simChanged, terms)
-		case h.others < 0:
-			return no(simUnknown, terms)
-		}
-		m.from = max(now, h.others) + quarantine + int64(terms.Grace/time.Microsecond)
-	}
 	high := m.high
 	if m.run != id && (!known || h.mode != "durable") {
 		high = now
 	}
-	s.memory.meta = simMeta{run: id, terms: terms, till: till, high: high, next: m.next, from: m.from, why: why}
+	s.memory.meta = simMeta{run: id, terms: terms, till: till, high: high, why: why}
 	r := s.reply(0, nil)
-	r.server, r.till, r.terms, r.from, r.why = id, till, terms, m.from, why
+	r.server, r.till, r.terms, r.why = id, till, terms, why
 	if id == h.text.run && terms != h.text.terms {
 		r.code = simOtherTerms
 	}

@@ -17,6 +17,8 @@ import (
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/boot"
 	"github.com/redlock-go/redlock/driver/quorum"
+	_ "github.com/redlock-go/redlock/drivers/goredis"
+	"github.com/redlock-go/redlock/drivers/internal/redisnode"
 	"github.com/redlock-go/redlock/drivers/memory"
 )
 
@@ -582,4 +584,125 @@ func (h hangingList) List(ctx context.Context, _ string, _ func(*driver.State) b
 func (h hangingList) Lookup(ctx context.Context, _ string) (*driver.State, error) {
 	<-ctx.Done()
 	return nil, ctx.Err()
+}
+
+// Calls to an application's own backend around one that can start calls pass through its methods.
+func TestABackendAroundANodeGetsEveryCall(t *testing.T) {
+	n, err := redisnode.New(redisnode.Config{Name: "redis", Addr: "h"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if newNode(0, n).async == nil || newNode(0, struct{ *redisnode.Node }{n}).async != nil {
+		t.Error("calls are started on what is around a node")
+	}
+}
+
+// A first contact that hangs delays no caller beyond its context.
+func TestAFirstContactThatHangsIsWaitedForTogether(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		servers, nodes := simNodes(make([]network, 3)...)
+		for _, s := range servers {
+			s.pause(time.Hour)
+		}
+		b, err := New(nodes, &Options{NodeTimeout: 10 * time.Second})
+		if err != nil {
+			t.Fatal(err)
+		}
+		began := time.Now()
+		var all sync.WaitGroup
+		for range 20 {
+			all.Go(func() {
+				ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+				defer cancel()
+				if _, err := b.Acquire(ctx, request1("k", "o", 20*time.Second)); !errors.Is(err, context.DeadlineExceeded) {
+					t.Errorf("got %v", err)
+				}
+			})
+		}
+		all.Wait()
+		if took := time.Since(began); took != 100*time.Millisecond {
+			t.Errorf("twenty callers waited for %v", took)
+		}
+		if err := b.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// If nodes refuse for a while, RetryAfter is the time until so few still refuse that a majority
+// is possible again.
+func TestTheRefusalThatCountsIsTheOneThatGivesAMajority(t *testing.T) {
+	const enough = 3 // this many refusals of five nodes exclude a majority
+	for _, c := range []struct {
+		after []time.Duration // zero: permanently
+		want  time.Duration
+	}{
+		{[]time.Duration{50, 10, 40}, 10},
+		{[]time.Duration{50, 10, 40, 20}, 20},
+		{[]time.Duration{50, 10, 40, 20, 30}, 30},
+		{[]time.Duration{0, 50, 10}, 10},
+		{[]time.Duration{0, 50, 0, 10}, 50},
+	} {
+		forever, today := 0, []*driver.RefusedError(nil)
+		for _, d := range c.after {
+			if d == 0 {
+				forever++
+			} else {
+				today = append(today, &driver.RefusedError{RetryAfter: d})
+			}
+		}
+		if got := firstToEnd(today, forever, enough).RetryAfter; got != c.want {
+			t.Errorf("of %v: %v, want %v", c.after, got, c.want)
+		}
+	}
+}
+
+// A node with too many blocking calls under way counts as a node that is down.
+func TestANodeWithTooManyCallsIsAway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newSpaces(3).quorum(t, nil)
+		b.nodes[1].blocking.Store(mostCalls)
+		l, err := b.Acquire(t.Context(), request1("k", "web/x", time.Second))
+		if err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		if err := l.Grant().Votes[1].Err; !errors.Is(err, errBusy) {
+			t.Errorf("its vote is %v", err)
+		}
+		if _, err := l.Renew(t.Context(), &driver.Renewal{TTL: time.Second}); err != nil {
+			t.Error(err)
+		}
+		if err := l.Release(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// A parameter of the whole quorum in the URL of one node, usually the last, would be ignored or
+// make the nodes differ. So it is refused.
+func TestWhatIsOfAllNodesIsNotOfOne(t *testing.T) {
+	const nodes = "redlock:redis://u:s3cret@a,redis://b,redis://c"
+	for _, option := range []string{"restart_guard=off", "restart_guard=1m", "prefix=app", "ttl=5s", "node_timeout=70ms", "bootstrap=true"} {
+		name, _, _ := strings.Cut(option, "=")
+		for _, at := range []string{"?", "?pool_size=3&"} {
+			b, err := dlock.OpenURL(nodes + at + option)
+			if err == nil {
+				_ = b.Close()
+			}
+			if !errors.Is(err, driver.ErrInvalid) || strings.Contains(err.Error(), "s3cret") {
+				t.Errorf("%s%s: %v", at, option, err)
+			} else if name != "bootstrap" && !strings.Contains(err.Error(), name) {
+				t.Errorf("%s%s is not named: %v", at, option, err)
+			}
+		}
+		b, err := dlock.OpenURL(nodes + "," + option)
+		if err != nil {
+			t.Errorf(",%s: %v", option, err)
+			continue
+		}
+		if err := b.Close(); err != nil {
+			t.Error(err)
+		}
+	}
 }

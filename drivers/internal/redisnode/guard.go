@@ -104,14 +104,11 @@ func (p *process) adopt(space string, t quorum.Terms) *guarded {
 	return g
 }
 
-// serve returns the knowledge about the guard if scripts may be called under it now. It returns
-// nil if a handshake must come first, because there was none or because other terms have begun.
+// serve returns the knowledge about the guard if scripts may be called under it now; nil if a
+// handshake must come first.
 func (p *process) serve(q *quorum.Info) *guarded {
 	g := p.guarded.Load()
 	if g == nil || g.terms.N != q.N || !g.ready.Load() {
-		return nil
-	}
-	if from := g.from.Load(); from != 0 && !time.Now().Before(p.clock.passed(from)) {
 		return nil
 	}
 	return g
@@ -129,7 +126,7 @@ func (g *guard) overGuard(ttl time.Duration, t *quorum.Terms, q *quorum.Info) er
 	if q == g.lone {
 		return &driver.RefusedError{Reason: fmt.Sprintf("%s: TTL %v is over the restart guard, %v", g.cfg.Addr, ttl, t.Guard)}
 	}
-	return &driver.RefusedError{Reason: fmt.Sprintf("%s: TTL %v is over the restart guard that the node keeps, %v, and this client's restart_guard is %v: take a shorter TTL, or give the nodes this client's terms (dlock bootstrap --terms)", g.cfg.Addr, ttl, t.Guard, q.Guard)}
+	return &driver.RefusedError{Reason: fmt.Sprintf("%s: TTL %v is over the restart guard that the node keeps, %v, and this client's restart_guard is %v: take a shorter TTL, or give the nodes this client's terms (dlock bootstrap --changed)", g.cfg.Addr, ttl, t.Guard, q.Guard)}
 }
 
 // overlong reports whether computing a quarantine anew may shorten it: it takes longer than the
@@ -213,20 +210,19 @@ func (g *guard) announceNew(c *Call, what string) {
 	}
 }
 
-// readHandshake parses a handshake's reply: {code, run_id, TIME, till, terms, why, from}.
+// readHandshake parses a handshake's reply: {code, run_id, TIME, till, terms, why}.
 func (g *guard) readHandshake(ctx context.Context, p *process, q *quorum.Info, reply []any) error {
 	code, _ := number(reply, 0)
 	now, _ := number(reply, 2)
 	till, _ := number(reply, 3)
 	encoded, _ := text(reply, 4)
 	why, _ := text(reply, 5)
-	from, _ := number(reply, 6)
 	terms, ok := memory.ParseTerms(encoded)
 	switch {
 	case !ok:
 		return NotSent(errors.New("the server answers a handshake in an unknown way"))
 	case code == 2:
-		return &driver.RefusedError{Reason: fmt.Sprintf("%s is a node of a quorum of %d, and this one has %d: all clients must list the same nodes (to change them: dlock bootstrap --nodes)", g.cfg.Addr, till, q.N)}
+		return &driver.RefusedError{Reason: fmt.Sprintf("%s is a node of a quorum of %d, and this one has %d: all clients must list the same nodes (to change them: dlock bootstrap --changed)", g.cfg.Addr, till, q.N)}
 	case code == 3:
 		return nil // once more
 	case code == 4:
@@ -236,7 +232,6 @@ func (g *guard) readHandshake(ctx context.Context, p *process, q *quorum.Info, r
 		return g.refuse(memory.Pending, now, why, time.UnixMicro(now)) // the other nodes must be asked first
 	}
 	known := p.adopt(g.space, terms)
-	known.from.Store(from)
 	known.reviewed.Store(time.Now().UnixNano())
 	if err := g.leaveMark(ctx); err != nil {
 		return err

@@ -175,6 +175,9 @@ func (f *router) bootstrap(ctx context.Context, q *quorum.Info, mode string, see
 	args := memory.HandshakeArgs(q, mode, seen.Clock.Add(seenFor).UnixMicro())
 	for range 3 {
 		to := p.guard(f.guard.space, q.Proposal())
+		if mode == memory.Modes[quorum.StateChanged] {
+			to = p.adopt(f.guard.space, *q.Proposal())
+		}
 		c := &Call{Behind: f.guard.handshakeKey, Keys: []string{f.guard.meta}, Text: to.scripts[lua.Acquire].Text, Args: args}
 		now, err := f.handshake(ctx, p, c, f.guard.meta)
 		if err != nil {

@@ -27,7 +27,6 @@ type guarded struct {
 	batches batcher
 
 	ready     atomic.Bool  // a handshake succeeded: the scripts may be called
-	from      atomic.Int64 // when other terms begin, by the server's clock in µs; zero: no change is settled
 	announced atomic.Int64 // the reported end of its quarantine
 
 	reviewed atomic.Int64 // Unix time in ns of the last look at the settings

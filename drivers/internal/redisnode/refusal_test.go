@@ -82,10 +82,10 @@ func TestAQuarantineWithoutAnEndSaysSo(t *testing.T) {
 	}
 	changed := *q
 	changed.Guard *= 2
-	if _, err := n.Bootstrap(t.Context(), &quorum.Bootstrap{Quorum: &changed, Statement: quorum.StateTerms}); err != nil {
+	if _, err := n.Bootstrap(t.Context(), &quorum.Bootstrap{Quorum: &changed, Statement: quorum.StateChanged}); err != nil {
 		t.Fatal(err)
 	}
-	_, err = n.Bootstrap(t.Context(), &quorum.Bootstrap{Quorum: &changed, Statement: quorum.StateTermsSettled})
+	_, err = n.Acquire(t.Context(), &driver.Request{Key: "k", Owner: "o", TTL: 10 * time.Second, Quorum: q})
 	if r := wantRefused(t, err, "until the clocks"); r.RetryAfter <= 0 || strings.Contains(err.Error(), "another -") {
 		t.Errorf("RetryAfter is %v: %v", r.RetryAfter, err)
 	}

@@ -2,8 +2,8 @@
 -- long as the process is that of the last handshake and the terms are those of this text; VOTE, whether a lock may be
 -- given; and of the terms ALLOWANCE (us) and GRACE (ms).
 -- KEYS: the last is meta, a string of fields: layout; bond (run_id/terms of the last handshake); in microseconds till,
--- before which the server does not vote, and high, the latest time that its clock showed; next, the terms that it
--- changes to ('-', or from:terms: they hold from the instant from, 0 if that is not settled); why it does not vote.
+-- before which the server does not vote, and high, the latest time that its clock showed; '-' (an
+-- earlier release may have other terms here, to which it was changing); why it does not vote.
 -- Terms are N/guard/excuse/allowance/quarantine/grace/drift, in microseconds except N and the drift (%).
 -- Reply: {-3, TIME, meta or ''} another process than that of the last handshake, or one that has forgotten it, or other
 -- terms; {-4, till, TIME, why} it does not vote yet.

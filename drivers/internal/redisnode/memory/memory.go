@@ -35,15 +35,14 @@ func ParseTerms(encoded string) (quorum.Terms, bool) {
 	return quorum.Terms{N: int(n[0]), Guard: us(1), Excuse: us(2), Allowance: us(3), Quarantine: us(4), Grace: us(5), Drift: int(n[6])}, true
 }
 
-// Terms returns the encoded terms in a server's memory, and next: those to which it is changing,
-// after the time at which they begin ("TIME:terms").
-func Terms(meta string) (terms string, next string) {
+// Terms returns the encoded terms in a server's memory.
+func Terms(meta string) (terms string) {
 	fields := strings.Split(meta, " ")
 	if len(fields) < 5 || fields[0] != lua.MetaLayout {
-		return "", ""
+		return ""
 	}
 	_, terms, _ = strings.Cut(fields[1], "/")
-	return terms, fields[4]
+	return terms
 }
 
 // HandshakeArgs returns the arguments of a handshake. Until the time until, by its clock, the
@@ -75,8 +74,8 @@ func InQuarantine(why string, till, now int64) string {
 	case "new":
 		what = "the server is new, or has lost its memory"
 		fix = " (dlock bootstrap before the first client, or bootstrap=true, spares new servers this)"
-	case "nodes":
-		what = "the number of nodes was changed"
+	case "changed", "nodes": // as an earlier release says
+		what = "the nodes or their terms were changed"
 	case "clock":
 		what = "the server's clock was set back"
 	}
@@ -89,20 +88,10 @@ func InQuarantine(why string, till, now int64) string {
 
 // Report adds the terms of meta to r.
 func Report(r *quorum.MemoryReport, meta string) {
-	encoded, next := Terms(meta)
-	if t, ok := ParseTerms(encoded); ok {
+	if t, ok := ParseTerms(Terms(meta)); ok {
 		r.Terms = &t
-	}
-	from, encoded, _ := strings.Cut(next, ":")
-	if t, ok := ParseTerms(encoded); ok {
-		r.Next = &t
-		if us, err := strconv.ParseInt(from, 10, 64); err == nil && us > 0 {
-			r.From = time.UnixMicro(us)
-		}
 	}
 }
 
 // Modes are a handshake's names for the statements.
-var Modes = map[quorum.Statement]string{
-	quorum.StateNew: "bootstrap", quorum.StateNodes: "nodes", quorum.StateTerms: "terms", quorum.StateTermsSettled: "settled",
-}
+var Modes = map[quorum.Statement]string{quorum.StateNew: "bootstrap", quorum.StateChanged: "changed"}
