@@ -202,7 +202,6 @@ func (n *Node) Acquire(ctx context.Context, req *driver.Request) (driver.Lease, 
 	t := n.attempt(req)
 	if req.ExactFence == 0 {
 		n.holdBack(ctx, req.Key)
-		n.stepBack(ctx, req.Key)
 		t.takePlace()
 	}
 	return t.end(ctx, t.run(async.Within(ctx, n.timeout(req.TTL))))
@@ -215,7 +214,7 @@ func (n *Node) StartAcquire(term async.Term, req *driver.Request, r async.Receiv
 	}
 	t := n.attempt(req)
 	if req.ExactFence == 0 {
-		if n.cfg.ForeignGap != 0 || n.queue.stepBack(req.Key) > 0 {
+		if n.cfg.ForeignGap != 0 {
 			return false
 		}
 		t.takePlace()

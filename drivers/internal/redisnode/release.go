@@ -118,9 +118,6 @@ func (t *releasing) heard(a *answer, err error, late bool) error {
 				n.notify(driver.NoticeDegraded, nil, "PUBLISH is not allowed: waiters learn of a release only by polling (allow the channel "+n.cfg.Prefix+names.Layout+"*)")
 			})
 		}
-		if code == 3 {
-			n.queue.handedOver(t.key)
-		}
 		return nil
 	}
 	t.maybe = true

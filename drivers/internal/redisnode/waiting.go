@@ -42,9 +42,6 @@ const (
 	// The lock is reserved for a place for some round trips, within these bounds.
 	leastKept, mostKept = 30 * time.Millisecond, 500 * time.Millisecond
 	keptTrips           = 8
-	// A releaser that wants the lock again comes after the next waiter anyway. So it uses
-	// neither the server nor the processor for about as long as that waiter needs.
-	stepBack = 200 * time.Microsecond
 )
 
 // A waitQueue has the waiters of this process. One subscriber receives the messages about releases;
@@ -67,16 +64,15 @@ type waitQueue struct {
 
 // A topic is one key with waiters. The queue's mutex guards it.
 type topic struct {
-	key        string
-	server     *subscriber // which hears of its releases
-	watchers   map[chan struct{}]struct{}
-	idle       time.Time   // when the last waiter left
-	place      string      // place in the queue, from the attempt that takes it until a grant; empty: none
-	since      int64       // when it took the place, by the server's clock in µs; 0: unknown yet
-	handedOver time.Time   // when this process handed the lock over
-	timer      *time.Timer // see remind
-	listed     time.Time   // when it was entered as a listener
-	polls      int         // attempts in a row that found a holder that announces nothing
+	key      string
+	server   *subscriber // which hears of its releases
+	watchers map[chan struct{}]struct{}
+	idle     time.Time   // when the last waiter left
+	place    string      // place in the queue, from the attempt that takes it until a grant; empty: none
+	since    int64       // when it took the place, by the server's clock in µs; 0: unknown yet
+	timer    *time.Timer // see remind
+	listed   time.Time   // when it was entered as a listener
+	polls    int         // attempts in a row that found a holder that announces nothing
 }
 
 func newWaitQueue(n *Node) *waitQueue {
@@ -469,33 +465,6 @@ func (q *waitQueue) watched(key string) bool {
 	defer q.mu.Unlock()
 	t := q.topics[key]
 	return t != nil && len(t.watchers) > 0
-}
-
-// handedOver notes that a release of this process handed the lock to the next waiter.
-func (q *waitQueue) handedOver(key string) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if t := q.topics[key]; t != nil {
-		t.handedOver = time.Now()
-	}
-}
-
-// stepBack returns how long an attempt must wait so that the waiter to which the lock was
-// handed goes first. The attempt will take a new place after it.
-func (q *waitQueue) stepBack(key string) time.Duration {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if t := q.topics[key]; t != nil && t.place == "" {
-		return stepBack - time.Since(t.handedOver)
-	}
-	return 0
-}
-
-// stepBack lets the waiter to which the lock was handed go first.
-func (n *Node) stepBack(ctx context.Context, key string) {
-	if rest := n.queue.stepBack(key); rest > 0 {
-		_ = async.Await(async.Within(ctx, rest), n.ending)
-	}
 }
 
 // refuses reports whether err says that the server does not allow pub/sub at all. It then gives pub/sub
