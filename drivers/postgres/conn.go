@@ -79,7 +79,6 @@ type statement struct {
 	ops    []*op
 	beats  []*op         // renewals that its answer confirms
 	most   time.Duration // how long it may take on the server
-	tries  int           // of the same statement before
 	sent   time.Time
 	values []int64 // a row each; -1: null
 	err    *pgconn.PgError
@@ -187,7 +186,7 @@ func (c *conn) write(out ...*statement) {
 	now := time.Now() // before the first byte: Expires counts from here
 	c.used = now
 	for _, st := range out {
-		st.sent, st.values, st.err = now, nil, nil
+		st.sent = now
 		if st.class != 0 {
 			c.told = st.class
 		}
@@ -196,19 +195,6 @@ func (c *conn) write(out ...*statement) {
 	if err := c.w.Write(now, msg); err != nil {
 		c.fail(fmt.Errorf("write: %w", err))
 	}
-}
-
-// retries is how often a statement that must not fail is sent again after a cancellation,
-// before the connection is given up.
-const retries = 20
-
-// repeat sends a statement again whose outcome is unknown; the mutex is held.
-func (c *conn) repeat(st *statement) {
-	if st.tries++; st.tries > retries {
-		c.fail(fmt.Errorf("a lock could not be given back: %w", st.err), st.ops...)
-		return
-	}
-	c.write(st)
 }
 
 // ready takes the complete answer to the first statement of the round, and sends the next round
@@ -221,15 +207,11 @@ func (c *conn) ready() {
 	c.round = slices.Delete(c.round, 0, 1)
 	c.answered = st.sent
 	if st.class != 0 {
-		switch {
-		case st.err == nil:
-			c.known = st.class
-		case st.err.Code == verdict.CodeCanceled: // decide gives back a grant under the old class
-			c.told = c.known
-		default:
+		if st.err != nil {
 			c.fail(fmt.Errorf("idle_session_timeout was not set: %w", st.err), st.ops...)
 			return
 		}
+		c.known = st.class
 	}
 	st.values = c.values
 	if st.do != nil {

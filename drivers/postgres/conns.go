@@ -22,12 +22,9 @@ const (
 	fitClass = iota
 	fitIdle
 	fitNew   // from here on it is better to open another
-	fitOther // of another class, or slow
+	fitOther // of another class
 	fitNot   // it takes no requests
 )
-
-// slow is the age of an unanswered statement from which new requests prefer another connection.
-const slow = 250 * time.Millisecond
 
 // fit returns how well a connection serves a class, after this silence; the mutex is held.
 func (c *conn) fit(class, silence time.Duration) int {
@@ -36,7 +33,7 @@ func (c *conn) fit(class, silence time.Duration) int {
 		return fitNot
 	case c.idle():
 		return fitIdle
-	case c.class == class && silence < slow:
+	case c.class == class:
 		return fitClass
 	}
 	return fitOther

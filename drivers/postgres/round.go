@@ -167,7 +167,7 @@ func (c *conn) locked(st *statement) {
 			unlocks += o.l.number.Unlock(o.l.mode) + "; "
 		}
 	}
-	err := verdict.Of(st.err.Code, st.err, c.server.perTransaction)
+	err := verdict.Of(st.err)
 	refuse := func(c *conn) {
 		for _, o := range st.ops {
 			delete(c.firsts, o.l.number)
@@ -186,10 +186,10 @@ func (c *conn) locked(st *statement) {
 func (c *conn) cleanUp(unlocks string, ops []*op, then func(*conn)) {
 	c.write(&statement{sql: unlocks, ops: ops, do: func(c *conn, st *statement) {
 		if st.err != nil {
-			c.repeat(st)
-		} else {
-			then(c)
+			c.fail(fmt.Errorf("a lock could not be given back: %w", st.err), st.ops...)
+			return
 		}
+		then(c)
 	}})
 }
 
@@ -206,13 +206,12 @@ func (c *conn) decide(o *op, token int64, sent, now time.Time) {
 		o.also = nil
 	}
 	c.grant(l, token, sent, now)
-	// Give it back if it is over, its caller has gone, or the session's timeout is too short
-	// for it.
+	// Give it back if it is over, or its caller has gone.
 	err := error(nil)
 	switch {
 	case l.fence > driver.MaxFence:
 		err = c.b.noToken()
-	case o.gone || !now.Before(driver.Expires(sent, l.ttl)) || c.known < o.class:
+	case o.gone || !now.Before(driver.Expires(sent, l.ttl)):
 		err = errLate
 	}
 	if err != nil {
@@ -254,12 +253,12 @@ func (c *conn) remove(l *lease) {
 	}
 }
 
-// unlocked handles the answer to unlocks: false means that the session did not have the lock.
-// After an error (a cancelled statement) the outcome is unknown, and the unlocks are sent again.
+// unlocked handles the answer to unlocks: false means that the session did not have the lock. After an
+// error the outcome is unknown, and the end of the session makes it certain.
 func (c *conn) unlocked(st *statement) {
 	switch {
 	case st.err != nil:
-		c.repeat(st)
+		c.fail(fmt.Errorf("unlock: %w", st.err), st.ops...)
 		return
 	case len(st.values) != len(st.ops):
 		c.fail(fmt.Errorf("%d rows for %d unlocks", len(st.values), len(st.ops)), st.ops...)
@@ -267,7 +266,7 @@ func (c *conn) unlocked(st *statement) {
 	}
 	for i, o := range st.ops {
 		c.remove(o.l)
-		if st.values[i] != 1 && st.tries == 0 {
+		if st.values[i] != 1 {
 			o.finish(driver.ErrLost)
 		} else {
 			o.finish(nil)
@@ -279,11 +278,9 @@ func (c *conn) unlocked(st *statement) {
 // that does not pool sessions has given the locks to another client.
 func (c *conn) beaten(st *statement) {
 	switch {
-	case st.err != nil && c.b.opt.Pooler != "":
-		again := *st
-		st.beats = nil
-		c.repeat(&again)
-	case st.err == nil && (len(st.values) != 1 || st.values[0] != int64(c.w.PID())):
+	case st.err != nil:
+		c.fail(fmt.Errorf("heartbeat: %w", st.err), st.beats...)
+	case len(st.values) != 1 || st.values[0] != int64(c.w.PID()):
 		c.fail(errors.New("the pooler has changed the server process under a session"), st.beats...)
 	}
 }

@@ -371,56 +371,6 @@ func TestAFullLockTableNamesTheSetting(t *testing.T) {
 	eventually(t, "no lock is left", func() bool { return count(t, db, advisory) == 0 })
 }
 
-// An administrator cancels statements of a session by mistake. Its leases stay, and an unlock
-// is repeated.
-func TestACancelledStatementEndsNoSession(t *testing.T) {
-	t.Parallel()
-	s := database(t)
-	db := admin(t, s.URL())
-	b := opener(t, s.URL())
-	kept := must(t, b, request("kept", time.Minute))
-	pid := int64(b.Pids()[0])
-	ctx, cancel := context.WithCancel(context.Background())
-	var wg sync.WaitGroup
-	var released atomic.Int64
-	for w := range 8 {
-		wg.Go(func() {
-			for ctx.Err() == nil {
-				r := request(fmt.Sprint("k", w), time.Minute)
-				if w%2 == 0 {
-					r = sharing("shared", time.Minute)
-				}
-				l, err := b.Acquire(context.Background(), r)
-				if err != nil {
-					continue // it was hit
-				}
-				if err := release(l); err != nil {
-					t.Errorf("Release: %v", err)
-				}
-				released.Add(1)
-			}
-		})
-	}
-	for i := range rounds(400, 100) {
-		if n := released.Load(); i%10 == 9 { // a statement that is cancelled all the time costs the session
-			eventually(t, "a lease is released", func() bool { return released.Load() > n })
-		}
-		if got := count(t, db, "SELECT pg_cancel_backend($1)::int", pid); got != 1 {
-			t.Error("the session has gone")
-			break
-		}
-	}
-	cancel()
-	wg.Wait()
-	select {
-	case <-kept.Grant().Lost:
-		t.Error("a cancelled statement ended the session with all its leases")
-	default:
-	}
-	eventually(t, "one lock is on the server, and one lease is held", func() bool { return count(t, db, advisory) == 1 })
-	drivertest.Release(t, kept)
-}
-
 // A session behind a dead network with a long TTL blocks its own process's requests for a key
 // only until it counts as silent.
 func TestADeadConnectionBlocksNoKeyForATTL(t *testing.T) {

@@ -18,11 +18,9 @@ import (
 
 // server has the properties of the server that a session found when it began.
 type server struct {
-	id      string // identifies the server process: its start time
-	version int    // major
-
-	perTransaction int       // max_locks_per_transaction
-	notBefore      time.Time // the restart guard: no grant before this; zero: none
+	id        string    // identifies the server process: its start time
+	version   int       // major
+	notBefore time.Time // the restart guard: no grant before this; zero: none
 }
 
 // oldest is the oldest version that ends idle sessions by itself.
@@ -86,7 +84,6 @@ func (b *Backend) examine(ctx context.Context, pc *pgconn.PgConn) (srv server, p
 		srv.notBefore = asked.Add(guard - uptime)
 	}
 	srv.id = string(row[3])
-	srv.perTransaction = int(wire.Value(row[4]))
 	b.room.Store(wire.Value(row[4]) * wire.Value(row[5]))
 	return srv, pid, readFence(row[6:]), nil
 }

@@ -68,7 +68,7 @@ func txError(ctx context.Context, err error) error {
 	case e.Code == verdict.CodeLockTimeout:
 		return &driver.HeldError{}
 	default:
-		err = verdict.Of(e.Code, err, 0)
+		err = verdict.Of(e)
 	}
 	if errors.Is(err, driver.ErrRefused) {
 		return err

@@ -221,7 +221,7 @@ func (c *conn) sliceEnded(st *statement) {
 	switch {
 	case st.err != nil: // the connection may have the lock nevertheless, and no other
 		c.leave(true)
-		o.finish(verdict.Of(st.err.Code, st.err, c.server.perTransaction))
+		o.finish(verdict.Of(st.err))
 		return
 	case len(values) != 1:
 		c.fail(errors.New("a wait ended without a value"), o)
@@ -237,11 +237,6 @@ func (c *conn) sliceEnded(st *statement) {
 	default:
 		confirm := tell(o.class)
 		confirm.ops, confirm.do = st.ops, func(c *conn, confirmed *statement) {
-			if confirmed.err != nil {
-				c.leave(true)
-				o.finish(errLate)
-				return
-			}
 			c.granted(o, token, confirmed.sent)
 		}
 		c.write(confirm)

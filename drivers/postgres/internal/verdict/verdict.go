@@ -16,7 +16,6 @@ import (
 
 // The server's error codes that the driver itself looks for.
 const (
-	CodeCanceled    = "57014"
 	CodeLockTimeout = "55P03"
 	CodePermission  = "42501"
 	CodeExists      = "42P07"
@@ -24,16 +23,13 @@ const (
 	CodeNoSchema    = "3F000"
 )
 
-// noMemory is the code of a full lock table.
-const noMemory = "53200"
-
 // refusals are the errors that say that a request had no effect, with the pause before another one;
 // zero: another one cannot succeed.
 var refusals = map[string]struct {
 	after  time.Duration
 	reason string
 }{
-	noMemory:       {time.Second, "the server's lock table is full: raise max_locks_per_transaction"},
+	"53200":        {time.Second, "the server's lock table is full: raise max_locks_per_transaction"},
 	"53300":        {time.Second, "the server has too many connections: every process needs up to max_conns of them; raise max_connections or lower this"},
 	"57P03":        {500 * time.Millisecond, "the server is starting or shutting down"},
 	"40P01":        {100 * time.Millisecond, "the server found a deadlock and ended it by failing this request"},
@@ -47,15 +43,10 @@ var refusals = map[string]struct {
 
 // Of translates an error from the server. An error with any other code means that the
 // outcome is unknown.
-//
-// perTransaction is the server's max_locks_per_transaction, where it is known.
-func Of(code string, e error, perTransaction int) error {
-	r, ok := refusals[code]
+func Of(e *pgconn.PgError) error {
+	r, ok := refusals[e.Code]
 	if !ok {
 		return e
-	}
-	if code == noMemory && perTransaction > 0 {
-		r.reason += fmt.Sprintf(" (now %d)", perTransaction)
 	}
 	return &driver.RefusedError{RetryAfter: r.after, Reason: "postgres: " + r.reason, Err: e}
 }
@@ -65,7 +56,7 @@ func Of(code string, e error, perTransaction int) error {
 func Connect(err error) error {
 	var e *pgconn.PgError
 	if errors.As(err, &e) {
-		return Of(e.Code, e, 0)
+		return Of(e)
 	}
 	var parse *pgconn.ParseConfigError
 	if errors.As(err, &parse) {
