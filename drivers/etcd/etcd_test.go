@@ -134,26 +134,12 @@ func TestTheLeaderFails(t *testing.T) {
 	for _, p := range between.proxies { // nobody has a majority
 		p.Pause()
 	}
-	unknown(t, minority, held)
+	drivertest.RunUnknown(t, minority, held)
 	for _, p := range between.proxies {
 		p.Resume()
 	}
 	drivertest.Release(t, held)
 	drivertest.Release(t, drivertest.Grant(t, minority, drivertest.NewRequest("held", 30*time.Second)))
-}
-
-// unknown checks that every outcome is unknown to a backend that reaches no majority.
-func unknown(t *testing.T, b driver.Backend, held driver.Lease) {
-	t.Helper()
-	if _, err := b.Acquire(t.Context(), drivertest.NewRequest("free", 30*time.Second)); drivertest.Verdict(err) != "unknown" {
-		t.Errorf("Acquire: %v", err)
-	}
-	if _, err := held.Renew(t.Context(), &driver.Renewal{TTL: 30 * time.Second}); drivertest.Verdict(err) != "unknown" {
-		t.Errorf("Renew: %v", err)
-	}
-	if err := held.Release(t.Context()); drivertest.Verdict(err) != "unknown" {
-		t.Errorf("Release: %v", err)
-	}
 }
 
 // TestLossIsToldBeforeTheLockIsAnothers, whether the holder is cut off or its lock is broken.
@@ -352,43 +338,21 @@ func TestInteroperation(t *testing.T) {
 	if want := "/dlock/jobs%2Fa%2Fb"; b.Path("a/b") != want {
 		t.Errorf("the path is %q, and was %q in the first release", b.Path("a/b"), want)
 	}
-	for _, mode := range []driver.Mode{driver.Exclusive, driver.Shared} {
-		key := "a/" + mode.String()
-		want := func(what string, err error, kind string) {
-			t.Helper()
-			if drivertest.Verdict(err) != kind {
-				t.Errorf("%v: %s gives %v", mode, what, err)
-			}
-		}
-		ask := func() *driver.Request { r := drivertest.NewRequest(key, ttl); r.Mode = mode; return r }
-
+	drivertest.RunForeign(t, b, ttl, func(key string) (lock, unlock func() error) {
 		m := concurrency.NewMutex(session, b.Path(key))
-		ours := drivertest.Grant(t, b, ask())
 		if err := m.TryLock(t.Context()); !errors.Is(err, concurrency.ErrLocked) {
-			t.Errorf("%v: TryLock of etcd's mutex beside our lock: %v", mode, err)
+			t.Errorf("TryLock of etcd's mutex beside our lock: %v", err)
 		}
-		got := make(chan error, 1)
-		go func() { got <- m.Lock(t.Context()) }()
-		drivertest.AwaitWaiters(t, b, key, 1)
-		_, err := b.Acquire(t.Context(), drivertest.NewRequest(key, ttl))
-		want("another of ours behind etcd's", err, "held")
-		drivertest.Release(t, ours)
-		must(t, <-got)
-		_, err = b.Acquire(t.Context(), ask())
-		want("ours beside etcd's mutex", err, "held")
-		s, err := b.Lookup(t.Context(), key)
-		must(t, err)
-		if kv, err := c.Get(t.Context(), m.Key()); err != nil || len(s.Holders) != 1 || s.Mode != driver.Exclusive ||
-			s.Holders[0].Fence != uint64(kv.Kvs[0].CreateRevision) {
-			t.Errorf("etcd's mutex is seen as %+v, %v", s, err)
+		unlock = func() error {
+			s, err := b.Lookup(t.Context(), key)
+			must(t, err)
+			if kv, err := c.Get(t.Context(), m.Key()); err != nil || s.Holders[0].Fence != uint64(kv.Kvs[0].CreateRevision) {
+				t.Errorf("etcd's mutex is seen as %+v, %v", s, err)
+			}
+			return m.Unlock(t.Context())
 		}
-		queued := drivertest.Waiter(t, b, ask())
-		drivertest.AwaitWaiters(t, b, key, 1)
-		must(t, m.Unlock(t.Context()))
-		if l := <-queued; l != nil {
-			drivertest.Release(t, l)
-		}
-	}
+		return func() error { return m.Lock(t.Context()) }, unlock
+	})
 
 	key := "rw"
 	rw := recipe.NewRWMutex(session, b.Path(key))

@@ -7,12 +7,14 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
-// A Break takes the key from its target and from nobody else: of the other holders, there is one at most at any time.
+// A Break takes the key from its target and from nobody else, also while its file is removed whenever
+// the key is free: of the other holders, there is one at most at any time, and nobody is refused.
 func TestABreakMakesNoTwoHolders(t *testing.T) {
 	t.Parallel()
 	folder := t.TempDir()
@@ -25,11 +27,13 @@ func TestABreakMakesNoTwoHolders(t *testing.T) {
 		targets = map[uint64]bool{} // tokens that a Break is taking away, or has taken away
 		inside  = map[uint64]bool{} // tokens of the holders that are inside
 		refused atomic.Int64
+		removed int
 		over    atomic.Bool
 		users   sync.WaitGroup
 	)
 	for range 5 {
 		b := open(t, folder)
+		b.patience = time.Minute // on a busy machine a look may take long
 		users.Go(func() {
 			for !over.Load() {
 				l, err := b.Acquire(t.Context(), request("k"))
@@ -65,6 +69,12 @@ func TestABreakMakesNoTwoHolders(t *testing.T) {
 		})
 	}
 	b := open(t, folder)
+	users.Go(func() {
+		for !over.Load() {
+			_, n := b.clean(time.Now().Add(time.Minute)) // as if much time had passed since each use
+			removed += n
+		}
+	})
 	for n := 0; n < breaks && !t.Failed(); {
 		s, err := b.Lookup(t.Context(), "k")
 		if err != nil {
@@ -90,5 +100,7 @@ func TestABreakMakesNoTwoHolders(t *testing.T) {
 		n++
 	}
 	over.Store(true)
-	users.Wait()
+	if users.Wait(); removed == 0 {
+		t.Error("no file was removed meanwhile")
+	}
 }

@@ -9,8 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -150,70 +148,6 @@ func TestTheErrorNamesTheCountersFile(t *testing.T) {
 	}
 	if err := attempt(t, folder); err != nil {
 		t.Error(err)
-	}
-}
-
-func TestARemovalLetsNobodyInTwiceAndRefusesNobody(t *testing.T) {
-	t.Parallel()
-	folder := t.TempDir()
-	b := open(t, folder)
-	b.patience = time.Minute
-	var inside, last atomic.Uint64
-	var removed atomic.Int64
-	stop := make(chan struct{})
-	var cleaners, wg sync.WaitGroup
-	for range 2 {
-		cleaners.Go(func() {
-			for {
-				select {
-				case <-stop:
-					return
-				default:
-				}
-				// As if much time had passed since each use.
-				if _, n := b.clean(time.Now().Add(time.Minute)); n > 0 {
-					removed.Add(int64(n))
-				}
-			}
-		})
-	}
-	for range 4 {
-		wg.Go(func() {
-			other, err := New(&Options{Folder: folder})
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			defer other.Close() //nolint:errcheck // nothing is held
-			for granted := 0; granted < 100; {
-				l, err := other.Acquire(t.Context(), request("k"))
-				if errors.Is(err, driver.ErrHeld) {
-					continue
-				}
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				granted++
-				if inside.Add(1) != 1 {
-					t.Error("two holders")
-				}
-				if fence := l.Grant().Fence; last.Swap(fence) >= fence {
-					t.Errorf("token %d after one that is not smaller", fence)
-				}
-				inside.Add(^uint64(0))
-				if err := l.Release(t.Context()); err != nil {
-					t.Error(err)
-					return
-				}
-			}
-		})
-	}
-	wg.Wait()
-	close(stop)
-	cleaners.Wait()
-	if removed.Load() == 0 {
-		t.Error("nothing was removed meanwhile")
 	}
 }
 

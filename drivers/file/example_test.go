@@ -8,7 +8,7 @@ import (
 	"os"
 
 	"github.com/redlock-go/redlock/dlock"
-	"github.com/redlock-go/redlock/drivers/file"
+	_ "github.com/redlock-go/redlock/drivers/file"
 )
 
 func folder() string {
@@ -44,27 +44,4 @@ func Example() {
 	// Output:
 	// held: true
 	// released: <nil>
-}
-
-// A folder that a program chooses itself. Leases have no TTL: a lock ends with its process.
-func ExampleNew() {
-	dir := folder()
-	defer os.RemoveAll(dir) //nolint:errcheck // a temporary folder
-	backend, err := file.New(&file.Options{Folder: dir})
-	if err != nil {
-		log.Fatal(err)
-	}
-	locks, err := dlock.New(backend)
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer locks.Close()
-	lease, err := locks.Lock(context.Background(), "nightly")
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer lease.Unlock()
-	_, ends := lease.Deadline()
-	fmt.Println("ends by itself:", ends)
-	// Output: ends by itself: false
 }

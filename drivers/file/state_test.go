@@ -205,17 +205,6 @@ func TestLosingOneRecordNeverLowersATokenLosingBothIsRefused(t *testing.T) {
 	}
 }
 
-// A counter is made with both records: a file that lost them is no new one.
-func TestACounterThatIsEmptyIsDamaged(t *testing.T) {
-	d := &disk{left: 1 << 30}
-	for range 2 {
-		if fence, err := issue(d, "b", 0, time.Now()); !errors.Is(err, errDamaged) {
-			t.Errorf("token %d, %v", fence, err)
-		}
-		copy(d.cache[:], layout+" seq=0 fen") // a write that was cut off
-	}
-}
-
 // A new counter begins above the limit that it is given.
 func TestACounterBeginsAboveItsLimit(t *testing.T) {
 	d := newDisk()
@@ -271,13 +260,5 @@ func TestAnotherLayoutIsRefused(t *testing.T) {
 	_, err := issue(d, "b", 0, time.Now())
 	if !errors.Is(refused(err, "gate"), driver.ErrRefused) || !strings.Contains(refused(err, "gate").Error(), "newer release") {
 		t.Errorf("got %v, want a refusal", refused(err, "gate"))
-	}
-}
-
-func TestTheLargestTokenIsTheLast(t *testing.T) {
-	d := newDisk()
-	must(t, beginAt(d, driver.MaxFence))
-	if fence, err := issue(d, "b", 0, time.Now()); !errors.Is(err, errEnd) {
-		t.Errorf("token %d after the largest: %v", fence, err)
 	}
 }

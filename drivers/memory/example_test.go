@@ -83,22 +83,6 @@ func ExampleBackend_SetOutage_hang() {
 	// Output: timed out: true
 }
 
-// The backend is slow: the lease counts from before the request.
-func ExampleBackend_SetOutage_slow() {
-	b := memory.New()
-	locks := clientOf(b)
-	defer locks.Close()
-
-	b.SetOutage(memory.Outage{Delay: 50 * time.Millisecond})
-	lease, err := locks.TryLock(context.Background(), "nightly", dlock.WithTTL(time.Second))
-	if err != nil {
-		log.Fatal(err)
-	}
-	deadline, _ := lease.Deadline()
-	fmt.Println("less is left:", time.Until(deadline) < 950*time.Millisecond)
-	// Output: less is left: true
-}
-
 // Locks are granted, and renewals fail: the lease ends before its deadline.
 func ExampleBackend_SetOutage_renewals() {
 	b := memory.New()

@@ -155,12 +155,12 @@ func (b *Backend) create(ctx context.Context, nc *nats.Conn, js jetstream.JetStr
 	root := b.opt.Bucket + "." + epoch + ".>"
 	c := jetstream.StreamConfig{
 		Name: "KV_" + b.opt.Bucket, Description: "locks of dlock", Subjects: []string{"$KV." + root},
-		Discard: jetstream.DiscardNew, Replicas: b.opt.Replicas, MaxMsgsPerSubject: 1, MaxMsgSize: maxMessage,
+		Discard: jetstream.DiscardNew, Replicas: 1, MaxMsgsPerSubject: 1, MaxMsgSize: maxMessage,
 		AllowMsgTTL: true, SubjectDeleteMarkerTTL: markerTTL, AllowRollup: true,
 		RePublish: &jetstream.RePublish{Source: "$KV." + root, Destination: "$DLOCK." + root},
 		Metadata:  map[string]string{metaLayout: layout, metaEpoch: epoch},
 	}
-	if c.Replicas == 0 && nc.ConnectedClusterName() != "" {
+	if nc.ConnectedClusterName() != "" {
 		c.Replicas = 3
 	}
 	return js.CreateStream(ctx, c)

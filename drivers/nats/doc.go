@@ -9,9 +9,9 @@
 // # What is stored
 //
 // The bucket is a stream, KV_bucket, which the driver makes at its first use: in a file, on three
-// servers of a cluster and on a lone server otherwise. The bucket is "dlock" unless the URL names
-// another one. In the subjects EPOCH is drawn when the bucket is made, and KEY is the prefix and the
-// key, percent-encoded.
+// servers of a cluster and on a lone server otherwise (nats stream edit KV_bucket --replicas changes
+// that). The bucket is "dlock" unless the URL names another one. In the subjects EPOCH is drawn when
+// the bucket is made, and KEY is the prefix and the key, percent-encoded.
 //
 //	$KV.bucket.EPOCH.k.KEY        the holder, or that the lock was freed; with the lock's TTL
 //	$KV.bucket.EPOCH.w.KEY.ID     a waiter, for ten minutes
@@ -61,7 +61,6 @@
 //
 //	ttl, prefix      as everywhere
 //	call_timeout     for an attempt, a renewal or a release (1s)
-//	replicas         how many servers keep the bucket, if this client makes it (3 in a cluster)
 //	creds            a file with a user's JWT and key
 //	ca               TLS: a file of PEM certificates to trust instead of the system's
 //	cert, key        TLS: files of the client's certificate

@@ -41,7 +41,6 @@ func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 	}
 	opt := Options{Prefix: cfg.Prefix, Notify: cfg.Notify, Bucket: strings.TrimPrefix(u.Path, "/")}
 	opt.CallTimeout = u.Params.Duration("call_timeout", defaultCallTimeout, 10*time.Millisecond)
-	opt.Replicas = u.Params.Int("replicas", 0, 1, 5)
 	creds := u.Params.String("creds", "")
 	secure, err := u.Params.TLS(u.Scheme == "tls")
 	if err != nil {
@@ -99,9 +98,6 @@ type Options struct {
 	Notify func(driver.Notice)
 	// Bucket is the bucket of JetStream that has the locks; "dlock" by default.
 	Bucket string
-	// Replicas is how many servers keep the bucket, if this backend makes it: 1 to 5. By default it
-	// is 3 in a cluster, and 1 on a lone server.
-	Replicas int
 	// CallTimeout bounds one attempt, renewal or release; 1 s by default.
 	CallTimeout time.Duration
 
@@ -171,8 +167,6 @@ func newBackend(o *Options) (*Backend, error) {
 		return nil, driver.Invalid("bucket", "must have 1 to 64 letters, digits, '-' and '_'")
 	case opt.CallTimeout < 10*time.Millisecond:
 		return nil, driver.Invalid("call_timeout", "must be at least 10ms")
-	case opt.Replicas < 0 || opt.Replicas > 5:
-		return nil, driver.Invalid("replicas", "must be 1 to 5")
 	}
 	b := &Backend{opt: opt, id: nuid.Next(), held: map[string]*lease{}, freed: map[string]freed{},
 		about: driver.Info{

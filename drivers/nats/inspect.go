@@ -157,9 +157,8 @@ func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 		if err != nil {
 			return err
 		}
-		version, replicas := k.nc.ConnectedServerVersion(), strconv.Itoa(info.Config.Replicas)
+		replicas := strconv.Itoa(info.Config.Replicas)
 		found.Clock(info.TimeStamp, sent)
-		found.Add("version", driver.SeverityNote, "", "NATS %s", version).Measured = version
 		found.Add("sync-interval", driver.SeverityNote, "set sync_interval: always in the jetstream block of servers that may lose power at the same time",
 			"a server writes to its disk every two minutes unless sync_interval says otherwise, which no client can see")
 		if info.Config.Storage != jetstream.FileStorage {

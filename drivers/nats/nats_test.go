@@ -38,7 +38,6 @@ func TestURLsAreChecked(t *testing.T) {
 	for url, part := range map[string]string{
 		"nats://a/x.y":                    "bucket",
 		"nats://a/b/c":                    "bucket",
-		"nats://a/?replicas=6":            "replicas",
 		"nats://a/?call_timeout=1ms":      "call_timeout",
 		"nats://a/?nothing=1":             "nothing",
 		"nats://a/?ca=/etc/ca.pem":        "ca",

@@ -25,19 +25,6 @@ func Example() {
 	}
 }
 
-// The members' addresses come from the program's own configuration.
-func ExampleNew() {
-	backend, err := zookeeper.New([]string{"a.example.com:2181", "b.example.com:2181"}, &zookeeper.Options{Path: "/shop/locks"})
-	if err != nil {
-		log.Fatal(err)
-	}
-	locks, err := dlock.New(backend)
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer locks.Close() //nolint:errcheck // the program ends
-}
-
 // A program with go-zookeeper's own lock shares it with one that uses this backend.
 func ExampleBackend_Path() {
 	var (

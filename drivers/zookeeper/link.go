@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -23,8 +24,7 @@ type link struct {
 	mu      sync.Mutex
 	over    bool
 	number  int32
-	pending []*call   // in the order in which they are answered
-	pinged  time.Time // zero: no ping is under way
+	pending []*call // in the order in which they are answered
 }
 
 // A call is a request under way.
@@ -44,6 +44,7 @@ var (
 	errHostile = errors.New("the server sent what is no answer of ZooKeeper")
 	// errBroken says that the connection ended before the answer came: the request may have taken effect.
 	errBroken = errors.New("the connection ended")
+	errSlow   = errors.New("no answer")
 )
 
 // connect makes a connection to a server, and takes up the session, or makes it.
@@ -52,7 +53,7 @@ func (s *session) connect(addr string, limit time.Duration) (l *link, err error)
 	defer cancel()
 	defer func() {
 		if err != nil && ctx.Err() != nil && !errors.Is(err, errExpired) {
-			err = &slowError{addr}
+			err = fmt.Errorf("%w from %s", errSlow, addr)
 		}
 	}()
 	conn, err := new(net.Dialer).DialContext(ctx, "tcp", addr)
@@ -78,11 +79,6 @@ func (s *session) connect(addr string, limit time.Duration) (l *link, err error)
 	}
 	return l, nil
 }
-
-// A slowError says that a connection had no answer in time.
-type slowError struct{ addr string }
-
-func (e *slowError) Error() string { return "no answer from " + e.addr }
 
 func secure(ctx context.Context, conn net.Conn, addr string, cfg *tls.Config) (net.Conn, error) {
 	cfg = cfg.Clone()
@@ -161,39 +157,15 @@ func (l *link) send(q request) (*call, error) {
 	l.number++
 	c := &call{op: q.op, number: l.number, sent: time.Now(), done: make(chan struct{})}
 	l.pending = append(l.pending, c)
-	l.transmit(c.number, q)
-	return c, nil
-}
-
-// ping sends a ping, unless one is under way.
-func (l *link) ping() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.over || !l.pinged.IsZero() {
-		return
-	}
-	l.pinged = time.Now()
-	l.transmit(numberOfPings, request{op: opPing})
-}
-
-// transmit is called under l.mu. If it fails the reader notices, and ends the calls.
-func (l *link) transmit(number int32, q request) {
-	patience := time.Now().Add(l.s.b.silence())
-	if l.awaited() == 1 {
+	patience := c.sent.Add(l.s.b.silence())
+	if len(l.pending) == 1 {
 		_ = l.conn.SetReadDeadline(patience)
 	}
 	_ = l.conn.SetWriteDeadline(patience)
-	if l.write(append(appendNumber(appendNumber(nil, number), q.op), q.body...)) != nil {
-		l.hangUp()
+	if l.write(append(appendNumber(appendNumber(nil, c.number), q.op), q.body...)) != nil {
+		l.hangUp() // the reader notices, and ends the calls
 	}
-}
-
-// awaited is how many answers are awaited.
-func (l *link) awaited() int {
-	if l.pinged.IsZero() {
-		return len(l.pending)
-	}
-	return len(l.pending) + 1
+	return c, nil
 }
 
 // run reads answers until the connection ends.
@@ -210,7 +182,7 @@ func (l *link) run() {
 	case errors.Is(err, io.EOF):
 		err = errBroken
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		err = &slowError{l.conn.RemoteAddr().String()}
+		err = fmt.Errorf("%w from %s", errSlow, l.conn.RemoteAddr())
 	}
 	l.s.detach(err)
 	l.mu.Lock()
@@ -247,9 +219,6 @@ func (l *link) receive(packet []byte) error {
 	l.mu.Lock()
 	var c *call
 	switch {
-	case number == numberOfPings && !l.pinged.IsZero():
-		l.s.touched(l, l.pinged)
-		l.pinged = time.Time{}
 	case number > 0 && len(l.pending) > 0 && l.pending[0].number == number:
 		c = l.pending[0]
 		l.pending = l.pending[1:]
@@ -257,7 +226,7 @@ func (l *link) receive(packet []byte) error {
 		r.failed = true
 	}
 	patience := time.Time{} // for the next answer
-	if l.awaited() > 0 {
+	if len(l.pending) > 0 {
 		patience = time.Now().Add(l.s.b.silence())
 	}
 	_ = l.conn.SetReadDeadline(patience)

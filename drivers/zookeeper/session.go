@@ -98,7 +98,7 @@ func (s *session) run() {
 			s.die(errExpired, false)
 			continue
 		}
-		if late := (*slowError)(nil); errors.As(err, &late) {
+		if errors.Is(err, errSlow) {
 			slow++
 		}
 		s.mu.Lock()
@@ -120,7 +120,7 @@ func (s *session) serve(l *link, tick <-chan time.Time) {
 	for s.alive() {
 		select {
 		case <-tick:
-			l.ping()
+			_, _ = l.send(get("/", 0)) // its answer is a touch
 		case <-s.wake:
 		case <-l.done:
 			return

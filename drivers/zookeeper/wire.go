@@ -16,7 +16,6 @@ const (
 	opGet       = 4
 	opSet       = 5
 	opSync      = 9
-	opPing      = 11
 	opChildren  = 12
 	opCheck     = 13
 	opMulti     = 14
@@ -25,7 +24,6 @@ const (
 	opClose     = -11
 
 	numberOfEvents = -1
-	numberOfPings  = -2
 	numberOfAuth   = -4
 )
 
@@ -54,16 +52,7 @@ const (
 	errSessionMoved serverError = -118
 )
 
-func (e serverError) Error() string {
-	text := map[serverError]string{
-		errNoNode: "no such node", errNoAuth: "no permission", errBadVersion: "another version", errNodeExists: "the node exists", errNotEmpty: "the node has children",
-		errInvalidACL: "an invalid access control list", errAuthFailed: "a wrong password",
-	}[e]
-	if text == "" {
-		text = "error"
-	}
-	return text + " (" + strconv.Itoa(int(e)) + ")"
-}
+func (e serverError) Error() string { return "the server answers with error " + strconv.Itoa(int(e)) }
 
 // An acl says who may do all with a new node.
 type acl struct{ scheme, id string }

@@ -121,15 +121,7 @@ func TestTheLeaderFails(t *testing.T) {
 		}
 	}
 	all((*fault.Proxy).Pause)
-	if _, err := b.Acquire(t.Context(), drivertest.NewRequest("free", ttl)); drivertest.Verdict(err) != "unknown" {
-		t.Errorf("Acquire: %v", err)
-	}
-	if _, err := held.Renew(t.Context(), &driver.Renewal{TTL: ttl}); drivertest.Verdict(err) != "unknown" {
-		t.Errorf("Renew: %v", err)
-	}
-	if err := held.Release(t.Context()); drivertest.Verdict(err) != "unknown" {
-		t.Errorf("Release: %v", err)
-	}
+	drivertest.RunUnknown(t, b, held)
 	all((*fault.Proxy).Resume)
 	next := drivertest.NewRequest("held", ttl)
 	next.Wait = true // the release goes on by itself
@@ -197,39 +189,11 @@ func TestGoZooKeepersLockExcludesOurs(t *testing.T) {
 	t.Parallel()
 	g := single(t)
 	c := client(t, g)
-	const key, ttl = "theirs", 2 * time.Minute
-	b := open(t, "zk://"+g.Addrs()[0]+"?call_timeout=1m")
-	for _, mode := range []driver.Mode{driver.Exclusive, driver.Shared} {
-		ask := func() *driver.Request { r := drivertest.NewRequest(key, ttl); r.Mode = mode; return r }
-		ours := drivertest.Grant(t, b, ask())
+	b := open(t, patientURL(g))
+	drivertest.RunForeign(t, b, 2*time.Minute, func(key string) (lock, unlock func() error) {
 		theirs := zk.NewLock(c, b.Path(key), zk.WorldACL(zk.PermAll))
-		got := make(chan error, 1)
-		go func() { got <- theirs.Lock() }()
-		drivertest.AwaitWaiters(t, b, key, 1)
-		if _, err := drivertest.Acquire(t, b, drivertest.NewRequest(key, ttl)); drivertest.Verdict(err) != "held" {
-			t.Errorf("%v: another of ours behind theirs: %v", mode, err)
-		}
-		select {
-		case err := <-got:
-			t.Errorf("%v: theirs was granted beside ours: %v", mode, err)
-		default:
-		}
-		drivertest.Release(t, ours)
-		must(t, <-got)
-		if _, err := drivertest.Acquire(t, b, ask()); drivertest.Verdict(err) != "held" {
-			t.Errorf("%v: ours beside theirs: %v", mode, err)
-		}
-		waiting := drivertest.Waiter(t, b, ask())
-		drivertest.AwaitWaiters(t, b, key, 1)
-		s, err := b.Lookup(t.Context(), key)
-		if err != nil || len(s.Holders) != 1 || s.Mode != driver.Exclusive || s.Holders[0].Fence == 0 || s.Holders[0].Owner == "" {
-			t.Errorf("%v: theirs is seen as %+v, %v", mode, s, err)
-		}
-		must(t, theirs.Unlock())
-		if l := <-waiting; l != nil {
-			drivertest.Release(t, l)
-		}
-	}
+		return theirs.Lock, theirs.Unlock
+	})
 }
 
 // TestAnEntryThatCameMeanwhileExcludesOurs: another library's entry, made after our look at the
@@ -647,53 +611,31 @@ func TestCheckFindsWhatIsWrong(t *testing.T) {
 	drivertest.AwaitFinding(t, b, "few-members")
 	drivertest.AwaitFinding(t, b, "member-unreachable")
 
-	lost := newLeaderless(t, g.Addrs()[0])
-	b = open(t, "zk://"+g.Addrs()[0]+","+lost.addr+"?call_timeout=5s")
-	if f := drivertest.AwaitFinding(t, b, "no-leader"); f.Node != lost.addr {
-		t.Errorf("another member than %s has no leader: %+v", lost.addr, f)
+	lost := leaderless(t)
+	b = open(t, "zk://"+g.Addrs()[0]+","+lost+"?call_timeout=5s")
+	if f := drivertest.AwaitFinding(t, b, "no-leader"); f.Node != lost {
+		t.Errorf("another member than %s has no leader: %+v", lost, f)
 	}
-	lost.found.Store(true)
-	drivertest.AwaitMended(t, b, "no-leader")
 }
 
-// A leaderless member answers as ZooKeeper does while it looks for a leader: it serves no
-// session, and says so. Once found is set it forwards connections to a real member.
-type leaderless struct {
-	addr  string
-	found atomic.Bool
-}
-
-func newLeaderless(t *testing.T, behind string) *leaderless {
+// leaderless returns the address of a member that answers as ZooKeeper does while it looks for a
+// leader: it serves no session, and says so.
+func leaderless(t *testing.T) string {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	must(t, err)
 	t.Cleanup(func() { _ = l.Close() })
-	m := &leaderless{addr: l.Addr().String()}
 	go func() {
 		for {
 			conn, err := l.Accept()
 			if err != nil {
 				return
 			}
-			go m.serve(conn, behind)
+			asked := make([]byte, 4)
+			if _, err := io.ReadFull(conn, asked); err == nil && string(asked) == "srvr" {
+				_, _ = io.WriteString(conn, "This ZooKeeper instance is not currently serving requests\n")
+			}
+			_ = conn.Close()
 		}
 	}()
-	return m
-}
-
-func (m *leaderless) serve(conn net.Conn, behind string) {
-	defer conn.Close() //nolint:errcheck // the client knows
-	if !m.found.Load() {
-		asked := make([]byte, 4)
-		if _, err := io.ReadFull(conn, asked); err == nil && string(asked) == "srvr" {
-			_, _ = io.WriteString(conn, "This ZooKeeper instance is not currently serving requests\n")
-		}
-		return
-	}
-	up, err := net.Dial("tcp", behind)
-	if err != nil {
-		return
-	}
-	defer up.Close() //nolint:errcheck // the client knows
-	go func() { _, _ = io.Copy(up, conn) }()
-	_, _ = io.Copy(conn, up)
+	return l.Addr().String()
 }

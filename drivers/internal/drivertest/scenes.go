@@ -47,6 +47,62 @@ func RunFailover(t *testing.T, a, b driver.Backend, key string, ttl time.Duratio
 	Release(t, next)
 }
 
+// RunForeign checks that a lock of another library and the backend's lock of the same key exclude each
+// other, in both modes and in one queue. lock waits.
+func RunForeign(t *testing.T, b interface {
+	driver.Backend
+	driver.Inspector
+}, ttl time.Duration, of func(key string) (lock, unlock func() error)) {
+	t.Helper()
+	for _, mode := range []driver.Mode{driver.Exclusive, driver.Shared} {
+		key := "foreign/" + mode.String()
+		ask := func() *driver.Request { r := NewRequest(key, ttl); r.Mode = mode; return r }
+		held := func(what string, r *driver.Request) {
+			t.Helper()
+			if _, err := Acquire(t, b, r); Verdict(err) != "held" {
+				t.Errorf("%v: %s: %v", mode, what, err)
+			}
+		}
+		ours := Grant(t, b, ask())
+		lock, unlock := of(key)
+		got := make(chan error, 1)
+		go func() { got <- lock() }()
+		AwaitWaiters(t, b, key, 1)
+		held("another of ours behind theirs", NewRequest(key, ttl))
+		select {
+		case err := <-got:
+			t.Errorf("%v: theirs was granted beside ours: %v", mode, err)
+		default:
+		}
+		Release(t, ours)
+		Must(t, <-got)
+		held("ours beside theirs", ask())
+		waiting := Waiter(t, b, ask())
+		AwaitWaiters(t, b, key, 1)
+		s, err := b.Lookup(t.Context(), key)
+		if err != nil || len(s.Holders) != 1 || s.Mode != driver.Exclusive || s.Holders[0].Fence == 0 || s.Holders[0].Owner == "" {
+			t.Errorf("%v: theirs is seen as %+v, %v", mode, s, err)
+		}
+		Must(t, unlock())
+		if l := <-waiting; l != nil {
+			Release(t, l)
+		}
+	}
+}
+
+// RunUnknown checks that all outcomes are unknown to a client that reaches no majority, and whose
+// lease is held.
+func RunUnknown(t *testing.T, b driver.Backend, held driver.Lease) {
+	t.Helper()
+	_, acquired := b.Acquire(t.Context(), NewRequest("free", 30*time.Second))
+	_, renewed := held.Renew(t.Context(), &driver.Renewal{TTL: 30 * time.Second})
+	for i, err := range []error{acquired, renewed, held.Release(t.Context())} {
+		if Verdict(err) != "unknown" {
+			t.Errorf("%s by a minority: %v", []string{"Acquire", "Renew", "Release"}[i], err)
+		}
+	}
+}
+
 // RunMinority checks a client that reaches only a member that is cut off from the majority,
 // while another client reaches the majority. All outcomes are unknown to the first client. Its
 // lock with the given ttl goes to the other client after the lease's end, with a larger token;
