@@ -141,6 +141,21 @@ func texts() map[string]string {
 // oneText returns the lines before a reply as one script: commands that make the state before, and
 // the script of the case.
 func oneText(t *testing.T, lines string, texts map[string]string) string {
+	before, w := stateOf(lines, texts)
+	if w == nil {
+		t.Fatalf("no script in %q", lines)
+	}
+	keys, args := w[1:], []string(nil)
+	for i, a := range w {
+		if a == ":" {
+			keys, args = w[1:i], w[i+1:]
+		}
+	}
+	return fmt.Sprintf(shim, before+fmt.Sprintf("local KEYS, ARGV = {%s}, {%s}\n", quoted(keys), quoted(args)), texts[w[0]])
+}
+
+// stateOf returns the commands of lines, up to the call of a script.
+func stateOf(lines string, texts map[string]string) (commands string, call []string) {
 	var before strings.Builder
 	for line := range strings.Lines(usual + lines) {
 		w := words(line)
@@ -155,20 +170,12 @@ func oneText(t *testing.T, lines string, texts map[string]string) string {
 		case w[0] == "fail":
 			fmt.Fprintf(&before, "fakes[#fakes + 1] = {[==[%s]==], {err = '%s'}}\n", w[1], w[2])
 		case texts[w[0]] != "":
-			keys, args := w[1:], []string(nil)
-			for i, a := range w {
-				if a == ":" {
-					keys, args = w[1:i], w[i+1:]
-				}
-			}
-			fmt.Fprintf(&before, "local KEYS, ARGV = {%s}, {%s}\n", quoted(keys), quoted(args))
-			return fmt.Sprintf(shim, before.String(), texts[w[0]])
+			return before.String(), w
 		default:
 			fmt.Fprintf(&before, "real.call(%s)\n", quoted(w))
 		}
 	}
-	t.Fatalf("no script in %q", lines)
-	return ""
+	return before.String(), nil
 }
 
 // done runs a text, and returns what is told of it, in lines.
