@@ -325,7 +325,7 @@ type NodeState struct {
 	Node    string        `json:"node"`                 // its address
 	State   *State        `json:"state,omitempty"`      // nil: it did not answer
 	Latency time.Duration `json:"latency_ns,omitempty"` // of its answer
-	Err     error         `json:"-"`                    // why there is none: "error" in JSON
+	Err     string        `json:"error,omitempty"`      // why there is none
 	_       struct{}
 }
 

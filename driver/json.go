@@ -5,26 +5,13 @@ import (
 	"fmt"
 )
 
-// MarshalJSON adds the verdict, and the texts of the nodes' errors.
+// MarshalJSON adds the verdict.
 func (s *State) MarshalJSON() ([]byte, error) {
-	type node struct {
-		*NodeState
-		Error string `json:"error,omitempty"`
-	}
 	type plain State
-	all := struct {
+	return json.Marshal(struct {
 		*plain
-		Nodes   []node `json:"nodes,omitempty"`
 		Verdict string `json:"verdict"`
-	}{plain: (*plain)(s), Verdict: s.Verdict()}
-	for i := range s.Nodes {
-		n := node{NodeState: &s.Nodes[i]}
-		if n.Err != nil {
-			n.Error = n.Err.Error()
-		}
-		all.Nodes = append(all.Nodes, n)
-	}
-	return json.Marshal(all)
+	}{(*plain)(s), s.Verdict()})
 }
 
 // MarshalText returns "exclusive" or "shared".

@@ -534,7 +534,7 @@ func seen(state *driver.State) (out output, sure bool) {
 		out.holder, out.fence = state.Holders[0].Owner+" ", state.Holders[0].Fence
 		return out, true
 	}
-	return out, !slices.ContainsFunc(state.Nodes, func(n driver.NodeState) bool { return n.Err != nil })
+	return out, !slices.ContainsFunc(state.Nodes, func(n driver.NodeState) bool { return n.Err != "" })
 }
 
 // breakLock takes a lock away from its holder, by another client.

@@ -114,8 +114,8 @@ func nodeCells(n *driver.NodeState, now time.Time) []string {
 	if n.State != nil {
 		return stateCells(name, n.State, "after "+ago(n.Latency), now)
 	}
-	if n.Err != nil { // the node's name is in the first column
-		answer = strings.TrimLeft(strings.TrimPrefix(oneLine(n.Err.Error()), n.Node), ": ")
+	if n.Err != "" { // the node's name is in the first column
+		answer = strings.TrimLeft(strings.TrimPrefix(oneLine(n.Err), n.Node), ": ")
 	}
 	return []string{name, "unknown", "", "", "", "", "", "", answer}
 }

@@ -71,7 +71,9 @@ func (b *Backend) lookup(ctx context.Context, key string) (*driver.State, error)
 		return nil, err
 	}
 	for i, err := range errs {
-		nodes[i].Err = err
+		if err != nil {
+			nodes[i].Err = err.Error()
+		}
 	}
 	return b.merge(key, nodes), nil
 }
@@ -196,7 +198,7 @@ func (b *Backend) List(ctx context.Context, prefix string, yield func(*driver.St
 		for i := range nodes {
 			switch {
 			case errs[i] != nil:
-				nodes[i].Err = errs[i]
+				nodes[i].Err = errs[i].Error()
 			case nodes[i].State == nil:
 				nodes[i].State = &driver.State{Key: key}
 			}

@@ -452,7 +452,7 @@ func TestListFindsWhatAMajorityHolds(t *testing.T) {
 					t.Errorf("List yields %+v", st)
 				}
 				for _, i := range down {
-					if st.Nodes[i].Err == nil || st.Nodes[i].State != nil {
+					if st.Nodes[i].Err == "" || st.Nodes[i].State != nil {
 						t.Errorf("node %d is down, and says %+v", i, st.Nodes[i])
 					}
 				}
