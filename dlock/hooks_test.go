@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/dlock"
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/quorum"
 	"github.com/redlock-go/redlock/drivers/memory"
 )
 
@@ -29,11 +31,12 @@ func TestHooksSeeEveryOperationUnderTheContextOfStart(t *testing.T) {
 		var log lockedBuilder
 		say := func(ctx context.Context, e dlock.Event) {
 			fmt.Fprintf(&log, "%s(%v,%v) ", e.Op, ctx.Value(span{}), e.Err != nil)
-			if e.Key != "k" {
-				t.Errorf("%s: key %q", e.Op, e.Key)
+			if wants := strings.Contains("attempt renew", e.Op) && e.Err == nil; e.Key != "k" || len(e.Votes) == 1 != wants {
+				t.Errorf("%s: key %q, votes %v", e.Op, e.Key, e.Votes)
 			}
 		}
 		s := newSpy()
+		s.granted = func(g *driver.Grant) { g.Votes = []quorum.Vote{{Node: "a", Granted: true}} }
 		c := newSpyClient(t, s,
 			dlock.WithHooks(dlock.Hooks{
 				Start: func(ctx context.Context, op, _ string) context.Context { return context.WithValue(ctx, span{}, op) },

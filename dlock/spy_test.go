@@ -97,6 +97,9 @@ func (l *spyLease) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, 
 		}
 	}
 	g, err := l.Lease.Renew(ctx, r)
+	if f := read(l.s, &l.s.granted); err == nil && f != nil {
+		f(&g)
+	}
 	if f := read(l.s, &l.s.renewed); err == nil && f != nil {
 		err = f()
 	}
