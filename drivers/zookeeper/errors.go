@@ -48,6 +48,9 @@ func (b *Backend) failed(c *base.Call, s *session, err error) error {
 	case errors.Is(err, errNoAuth), errors.Is(err, errAuthFailed), errors.Is(err, errInvalidACL):
 		err = &driver.RefusedError{Reason: "zookeeper refuses: check the user, the password, and the access control list of " + b.opt.Path, Err: err}
 	}
+	if late {
+		err = errors.New("no server answered in time") // a bound of the driver's own
+	}
 	err = c.Failed(err)
 	if s != nil && late && c.Caller().Err() == nil {
 		if why := s.why(); why != "" {

@@ -38,10 +38,10 @@ func (p *place) find(ctx context.Context) error {
 	return nil
 }
 
-// remove deletes the entry, if there is one: through another session if its own can no longer be used.
+// remove deletes the entry, if there is one.
 func (p *place) remove(ctx context.Context) error {
-	if p.s.expired() || p.node == "" && p.s.over() != nil {
-		return nil // it has ended, or ends, with the session
+	if p.s.over() != nil {
+		return nil // it ends with the session
 	}
 	if p.doubt {
 		if err := p.find(ctx); err != nil {
@@ -51,16 +51,8 @@ func (p *place) remove(ctx context.Context) error {
 	if p.node == "" {
 		return nil
 	}
-	s := p.s
-	if !s.joinUsable() {
-		var err error
-		if s, err = p.b.session(s.class); err != nil {
-			return err
-		}
-	}
-	defer s.leave()
-	_, err := s.again(ctx, remove(p.node, -1))
-	if errors.Is(err, errNoNode) || p.s.expired() {
+	_, err := p.s.again(ctx, remove(p.node, -1))
+	if errors.Is(err, errNoNode) || p.s.over() != nil {
 		return nil
 	}
 	return err

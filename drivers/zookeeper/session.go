@@ -290,9 +290,6 @@ func (s *session) over() error {
 	return s.dead
 }
 
-// expired reports whether the servers have ended the session, and deleted its entries.
-func (s *session) expired() bool { return errors.Is(s.over(), errExpired) }
-
 // why returns why there is no connection, empty if there is one.
 func (s *session) why() string {
 	s.mu.Lock()
