@@ -48,11 +48,6 @@ type Options struct {
 	SingleWriter bool
 	// Notify receives background notices; see driver.Config.Notify.
 	Notify func(driver.Notice)
-	// CloseDB makes Close close the database too.
-	CloseDB bool
-	// Role is the role that gets the needed rights in SetupSQL, unless SetupSQL is called with
-	// another role. PostgreSQL only.
-	Role string
 	// Address is the text that String returns: the server's address without any secret.
 	Address string
 
@@ -307,11 +302,9 @@ func (a *attempt) granted(fence uint64) driver.Lease {
 
 // Close ends the calls under way, and returns when all goroutines of the backend have ended. It
 // waits at most one call timeout for the clean-up of failed attempts, those that it has ended
-// included. Held leases stay until their TTL.
+// included. Held leases stay until their TTL. The database stays open.
 func (b *Backend) Close() error {
-	if first := b.calls.Close(); first && b.opt.CloseDB {
-		return b.db.Close()
-	}
+	b.calls.Close()
 	return nil
 }
 

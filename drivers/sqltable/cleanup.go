@@ -120,22 +120,3 @@ func (b *Backend) removal(n int) string {
 	}
 	return strings.Replace(b.sql.remove, "(NAMES)", "("+strings.Join(marks, ", ")+")", 1)
 }
-
-// Clean deletes the rows of keys that have been free for longer than this, at least two minutes
-// by default (free is zero). A backend in use does this by itself, once a minute for all
-// clients together.
-func (b *Backend) Clean(ctx context.Context, free time.Duration) error {
-	call, err := b.calls.Begin(ctx, 10*b.opt.CallTimeout)
-	if err != nil {
-		return err
-	}
-	defer call.End()
-	if free == 0 {
-		free = keptFree
-	}
-	c := b.newCall(call)
-	if err := c.greet(); err != nil {
-		return err
-	}
-	return c.clean(time.Microsecond, free)
-}

@@ -77,9 +77,7 @@ A lock that is free and its release are two statements. On MariaDB they took 1.4
 times (0.99 to 1.47) for 16 goroutines with keys of their own, and 1.30 times (1.18 to 1.60) for
 two clients that ask for one key each millisecond. These are medians, with 95 % intervals, of 40
 rounds in which both did the same work by the same client library, in one run on a machine that
-other programs used too. Repeat it in a clone by
-
-	go test -C drivers/sqltable -run '^$' -bench Beside -benchtime 40x .
+other programs used too.
 
 # Waiting
 

@@ -159,12 +159,9 @@ func (c *call) helloMySQL() error {
 }
 
 // SetupSQL returns the statement that makes the table. On PostgreSQL a second one grants role
-// what a backend needs; an empty role is that of Options, and nobody if that is empty too.
+// what a backend needs, if role is not empty.
 func (b *Backend) SetupSQL(role string) string {
 	s := b.dialect.createTable(b.opt.Table)
-	if role == "" {
-		role = b.opt.Role
-	}
 	if role != "" && b.dialect == Postgres {
 		s += "; GRANT SELECT, INSERT, UPDATE, DELETE ON " + b.dialect.quote(b.opt.Table) + ` TO "` + strings.ReplaceAll(role, `"`, `""`) + `"`
 	}

@@ -114,8 +114,17 @@ func database(t testing.TB, client, dsn string) *sql.DB {
 // patient is a call timeout that no busy machine exceeds.
 const patient = "call_timeout=30s"
 
+// A backend is a *sqltable.Backend, or one that a URL opened.
+type backend interface {
+	driver.Backend
+	driver.Inspector
+	driver.Admin
+	SetupSQL(role string) string
+	Clean(ctx context.Context, free time.Duration) error
+}
+
 // open opens a backend by URL.
-func (p *place) open(t testing.TB, parameters ...string) *sqltable.Backend {
+func (p *place) open(t testing.TB, parameters ...string) backend {
 	t.Helper()
 	if !strings.Contains(fmt.Sprint(parameters), "call_timeout") {
 		parameters = append(parameters, patient)
@@ -125,7 +134,7 @@ func (p *place) open(t testing.TB, parameters ...string) *sqltable.Backend {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = b.Close() })
-	return b.(*sqltable.Backend)
+	return b.(backend)
 }
 
 // on opens a backend on the test's own client.

@@ -761,7 +761,7 @@ func urls(t *testing.T, p *place) {
 			t.Fatal(err)
 		}
 		defer setup.Close() //nolint:errcheck // it has asked for nothing
-		for statement := range strings.SplitSeq(setup.(*sqltable.Backend).SetupSQL(""), ";") {
+		for statement := range strings.SplitSeq(setup.(backend).SetupSQL("dave"), ";") {
 			p.do(t, statement)
 		}
 		add("with all that SetupSQL grants", "dave", secret, "", "granted", "")

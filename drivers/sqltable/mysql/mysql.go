@@ -21,7 +21,6 @@ package mysql
 import (
 	"database/sql"
 	"strings"
-	"time"
 
 	client "github.com/go-sql-driver/mysql"
 
@@ -88,9 +87,5 @@ func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 	if err != nil {
 		return nil, driver.Invalid("URL", "cannot be used: %v", err)
 	}
-	db := sql.OpenDB(careful{connector})
-	db.SetMaxOpenConns(conns)
-	db.SetMaxIdleConns(conns)
-	db.SetConnMaxIdleTime(time.Minute)
-	return sqltable.New(db, sqltable.MySQL, o)
+	return params.Open(sql.OpenDB(careful{connector}), conns, sqltable.MySQL, o)
 }

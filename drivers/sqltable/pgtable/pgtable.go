@@ -25,7 +25,6 @@ import (
 	"net"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -92,13 +91,8 @@ func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 		}
 		return dial(ctx, network, addr)
 	}
-	o.Role = c.User
 	o.Address = "pgtable://" + net.JoinHostPort(c.Host, strconv.Itoa(int(c.Port))) + "/" + c.Database
-	db := sql.OpenDB(connector{stdlib.GetConnector(*c)})
-	db.SetMaxOpenConns(conns)
-	db.SetMaxIdleConns(conns)
-	db.SetConnMaxIdleTime(time.Minute)
-	return sqltable.New(db, sqltable.Postgres, o)
+	return params.Open(sql.OpenDB(connector{stdlib.GetConnector(*c)}), conns, sqltable.Postgres, o)
 }
 
 // config lets pgx read its part of a URL. It quotes none of pgx's errors, except the problem

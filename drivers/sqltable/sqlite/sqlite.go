@@ -59,10 +59,7 @@ func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 		return nil, err
 	}
 	o.Address = "sqlite:///" + strings.TrimPrefix((&url.URL{Path: filepath.ToSlash(path)}).EscapedPath(), "/")
-	db := sql.OpenDB(file{new(client.Driver), path})
-	db.SetMaxOpenConns(conns)
-	db.SetMaxIdleConns(conns)
-	return sqltable.New(db, sqltable.SQLite, o)
+	return params.Open(sql.OpenDB(file{new(client.Driver), path}), conns, sqltable.SQLite, o)
 }
 
 // parse returns the path and the parameters of a URL.
