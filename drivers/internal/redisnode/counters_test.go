@@ -105,22 +105,3 @@ func (s *suite) countersEnd(t *testing.T) {
 		}
 	}
 }
-
-// counterAtItsEnd: no token is granted twice.
-func (s *suite) counterAtItsEnd(t *testing.T) {
-	srv := server.StartFor(t, s.kind)
-	b := s.open(t, s.url(srv.Addr(), ""))
-	if _, err := srv.Do("SET", "redlock1:fence:{k}", "9007199254740990"); err != nil {
-		t.Fatal(err)
-	}
-	l := s.lock(t, b, "k", time.Minute)
-	if got := l.Grant().Fence; got != driver.MaxFence {
-		t.Errorf("token %d, want the last, %d", got, uint64(driver.MaxFence))
-	}
-	unlock(t, l)
-	for range 2 {
-		_, err := b.Acquire(context.Background(), s.ask("k", time.Minute))
-		forEver(t, err, "at its end")
-	}
-	noLocks(t, srv)
-}

@@ -65,7 +65,6 @@ var alone = tests{
 		{"QueueServesFirstComeFirst", steadily((*suite).queueOrder)},
 		{"QueuePassesOverTheDeadAndTheSilent", steadily((*suite).queueDead)},
 		{"QueueForgetsAWaiterThatLeaves", steadily((*suite).queueLeaves)},
-		{"QueueKeepsThePlaceOfAForestalledWaiter", steadily((*suite).queueKeeps)},
 	},
 }
 
@@ -95,15 +94,12 @@ var together = tests{
 	shared: []test{
 		{"WithoutTheRightToAQueueWaitersPoll", (*suite).queueRefused},
 		{"IdleWaitersAskNobody", (*suite).idleWaiters},
-		{"ScriptsTouchOnlyTheirKeys", (*suite).declaredKeys},
 		{"RestartGuard", (*suite).guards},
 		{"CleanUpOutlivesAnOutage", (*suite).cleanUpAfterOutage},
 		{"FlushedScriptsAreLoadedAgain", (*suite).scriptFlush},
 		{"CountersEndAndTokensRise", (*suite).countersEnd},
-		{"CounterAtItsEndRefuses", (*suite).counterAtItsEnd},
 		{"ReleasesThatNobodyWaitsForAreNotAnnounced", (*suite).silentRelease},
 		{"ForeignLibraryGetsItsTurnInAGap", (*suite).foreignGap},
-		{"TokensRiseWhateverTheCounterHolds", (*suite).tokens},
 		{"ForeignHolderIsPolledQuickly", (*suite).foreignHolder},
 	},
 }
@@ -435,33 +431,5 @@ func (s *suite) scriptFlush(t *testing.T) {
 		if err := step(); err != nil {
 			t.Error(err)
 		}
-	}
-}
-
-func (s *suite) tokens(t *testing.T) {
-	srv := server.StartFor(t, s.kind)
-	b := s.open(t, s.url(srv.Addr(), ""))
-	ahead := uint64(time.Now().Add(time.Hour).UnixMicro())
-	if _, err := srv.Do("SET", "redlock1:fence:{k}", fmt.Sprint(ahead)); err != nil {
-		t.Fatal(err)
-	}
-	for i := range uint64(3) {
-		l := s.lock(t, b, "k", time.Minute)
-		if got := l.Grant().Fence; got != ahead+1+i {
-			t.Fatalf("token %d, want %d", got, ahead+1+i)
-		}
-		unlock(t, l)
-	}
-	if _, err := srv.Do("SET", "redlock1:fence:{k}", "rubbish"); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := b.Acquire(context.Background(), s.ask("k", time.Minute)); !errors.Is(err, driver.ErrRefused) {
-		t.Errorf("a counter that is no number: %v", err)
-	}
-	if left, _ := locks(srv); len(left) > 0 {
-		t.Errorf("the refused lock was left: %q", left)
-	}
-	if v, _ := srv.Do("GET", "redlock1:fence:{k}"); fmt.Sprint(v) != "rubbish" {
-		t.Errorf("a foreign value was overwritten with %v", v)
 	}
 }

@@ -15,7 +15,6 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/quorum"
-	"github.com/redlock-go/redlock/drivers/internal/redisnode/lua"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/memory"
 	"github.com/redlock-go/redlock/drivers/redlock"
 	"github.com/redlock-go/redlock/redlocktest/server"
@@ -106,6 +105,32 @@ func dialServer(t *testing.T, s *server.Server) *redis.Client {
 	c := redis.NewClient(&redis.Options{Addr: s.Addr(), MaxRetries: -1})
 	t.Cleanup(func() { _ = c.Close() })
 	return c
+}
+
+// over returns a client of one server.
+func over(c *redis.Client) *wire { return moving(&c) }
+
+// moving returns a client of the server to which at leads.
+func moving(at **redis.Client) *wire {
+	return &wire{admin: func() *redis.Client { return *at }, before: func([]*Call) *redis.Client { return *at }}
+}
+
+// plain returns a client of one server, without a library of a driver.
+func plain(t *testing.T, s *server.Server) *wire { return over(dialServer(t, s)) }
+
+// interrupted returns a client of one server where do runs before the first handshake, and a function
+// that reports whether that has happened.
+func interrupted(c *redis.Client, do func()) (*wire, func() bool) {
+	armed := true
+	w := over(c)
+	w.before = func(calls []*Call) *redis.Client {
+		if armed && isHandshake(calls) {
+			armed = false
+			do()
+		}
+		return c
+	}
+	return w, func() bool { return !armed }
 }
 
 // newGuarded returns a lone instance with a guard of a minute. Bootstrap is on, so that no
@@ -216,8 +241,7 @@ func TestATextOfOneProcessIsLoadedByAnotherAndVotesNot(t *testing.T) {
 	eachKind(t, func(t *testing.T, kind server.Kind) {
 		s := server.StartFor(t, kind)
 		c := dialServer(t, s)
-		w := &wire{admin: func() *redis.Client { return c }, before: func([]*Call) *redis.Client { return c }}
-		old, _ := newGuarded(t, w, nil)
+		old, _ := newGuarded(t, over(c), nil)
 		l, err := bid(old, "first")
 		if err != nil {
 			t.Fatal(err)
@@ -226,20 +250,14 @@ func TestATextOfOneProcessIsLoadedByAnotherAndVotesNot(t *testing.T) {
 		if _, err := bid(old, "lost"); err != nil {
 			t.Fatal(err)
 		}
-		armed := true
-		fresh, _ := newGuarded(t, &wire{admin: w.admin, before: func(calls []*Call) *redis.Client {
-			if armed && isHandshake(calls) {
-				armed = false
-				restart(t, s, false)
-			}
-			return c
-		}}, nil)
+		between, restarted := interrupted(c, func() { restart(t, s, false) })
+		fresh, _ := newGuarded(t, between, nil)
 		_, err = bid(fresh, "lost")
 		r := wantRefused(t, err, "was restarted")
 		if r.RetryAfter < 55*time.Second || r.RetryAfter > 62*time.Second {
 			t.Errorf("RetryAfter is %v with a guard of a minute", r.RetryAfter)
 		}
-		if armed {
+		if !restarted() {
 			t.Error("there was no restart")
 		}
 		// The old client still uses the text of the old process, which the new process now knows.
@@ -262,7 +280,7 @@ func TestATextThatWasRefusedOnAReplicaVotesNotThereLater(t *testing.T) {
 		replica := server.StartFor(t, kind, server.WithReplicaOf(primary))
 		a, b := dialServer(t, primary), dialServer(t, replica)
 		at := a
-		w := &wire{admin: func() *redis.Client { return at }, before: func([]*Call) *redis.Client { return at }}
+		w := moving(&at)
 		old, _ := newGuarded(t, w, nil)
 		if _, err := bid(old, "k"); err != nil {
 			t.Fatal(err)
@@ -290,20 +308,15 @@ func TestATextThatWasRefusedForTheSettingsVotesNotLater(t *testing.T) {
 	eachKind(t, func(t *testing.T, kind server.Kind) {
 		s := server.StartFor(t, kind)
 		c := dialServer(t, s)
-		w := &wire{admin: func() *redis.Client { return c }, before: func([]*Call) *redis.Client { return c }}
-		old, _ := newGuarded(t, w, nil)
+		old, _ := newGuarded(t, over(c), nil)
 		if _, err := bid(old, "k"); err != nil {
 			t.Fatal(err)
 		}
-		armed := true
-		fresh, _ := newGuarded(t, &wire{admin: w.admin, before: func(calls []*Call) *redis.Client {
-			if armed && isHandshake(calls) {
-				armed = false
-				restart(t, s, true)
-				do(t, s, "CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
-			}
-			return c
-		}}, nil)
+		between, _ := interrupted(c, func() {
+			restart(t, s, true)
+			do(t, s, "CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+		})
+		fresh, _ := newGuarded(t, between, nil)
 		_, err := bid(fresh, "k2")
 		r := wantRefused(t, err, "maxmemory-policy is allkeys-lru")
 		if r.RetryAfter != 0 {
@@ -326,22 +339,16 @@ func TestWhatWasSeenToBeNewIsNoLongerSoAfterARestartOrTooLate(t *testing.T) {
 		} {
 			restart(t, s, false)
 			do(t, s, "FLUSHALL")
-			armed, direct := true, &wire{admin: func() *redis.Client { return c }, before: func([]*Call) *redis.Client { return c }}
-			n, atOnce := newGuarded(t, &wire{admin: direct.admin, before: func(calls []*Call) *redis.Client {
-				if armed && isHandshake(calls) {
-					armed = false
-					between()
-				}
-				return c
-			}}, nil)
+			w, happened := interrupted(c, between)
+			n, atOnce := newGuarded(t, w, nil)
 			l, err := bid(n, "k")
-			if err != nil || armed || atOnce.Load() != 1 {
+			if err != nil || !happened() || atOnce.Load() != 1 {
 				t.Fatalf("%s: %v, %v, %d notices", name, l, err, atOnce.Load())
 			}
 		}
 
 		// A quorum's statement concerns only the processes that it observed.
-		other, _ := newGuarded(t, &wire{admin: func() *redis.Client { return c }, before: func([]*Call) *redis.Client { return c }}, func(c *Config) {
+		other, _ := newGuarded(t, over(c), func(c *Config) {
 			c.Guard, c.Bootstrap, c.Prefix = 0, false, "q:"
 		})
 		q := &quorum.Info{Terms: testTerms(3, time.Minute, 100*time.Millisecond)}
@@ -378,7 +385,7 @@ func TestAServerThatIsEmptiedAtOnceIsNotNew(t *testing.T) {
 		for _, user := range []string{"", "noscript"} {
 			c := redis.NewClient(&redis.Options{Addr: s.Addr(), Username: user, Password: map[string]string{"noscript": "x"}[user], MaxRetries: -1})
 			t.Cleanup(func() { _ = c.Close() })
-			n, atOnce := newGuarded(t, &wire{admin: func() *redis.Client { return c }, before: func([]*Call) *redis.Client { return c }}, func(c *Config) {
+			n, atOnce := newGuarded(t, over(c), func(c *Config) {
 				c.Prefix = user + ":"
 			})
 			if _, err := bid(n, "k"); err != nil || atOnce.Load() != 1 {
@@ -394,21 +401,6 @@ func TestAServerThatIsEmptiedAtOnceIsNotNew(t *testing.T) {
 	})
 }
 
-// Redis 6 keeps scripts in its snapshots and on its replicas.
-func TestReleasesThatKeepScriptsAreRefused(t *testing.T) { // runs alone, because it changes the text for all tests
-	text := lua.Handshake
-	t.Cleanup(func() { lua.Handshake = text })
-	lua.Handshake = strings.Replace(lua.Handshake, "< 7 then", "< 99 then", 1)
-	if text == lua.Handshake {
-		t.Fatal("nothing was replaced")
-	}
-	s := server.Redis(t)
-	c := dialServer(t, s)
-	n, _ := newGuarded(t, &wire{admin: func() *redis.Client { return c }, before: func([]*Call) *redis.Client { return c }}, nil)
-	_, err := bid(n, "k")
-	_ = wantRefused(t, err, "keeps scripts over a restart")
-}
-
 // A promoted replica may lack writes that its primary acknowledged, even with durable=true.
 func TestAPromotedReplicaIsNotDurable(t *testing.T) {
 	eachKind(t, func(t *testing.T, kind server.Kind) {
@@ -416,7 +408,7 @@ func TestAPromotedReplicaIsNotDurable(t *testing.T) {
 		replica := server.StartFor(t, kind, server.WithAppendOnly("always"), server.WithReplicaOf(primary))
 		at := dialServer(t, primary)
 		durable := func(c *Config) { c.Durable = true }
-		n, _ := newGuarded(t, &wire{admin: func() *redis.Client { return at }, before: func([]*Call) *redis.Client { return at }}, durable)
+		n, _ := newGuarded(t, moving(&at), durable)
 		if _, err := bid(n, "k"); err != nil {
 			t.Fatal(err)
 		}
@@ -437,7 +429,7 @@ func TestAPromotedReplicaIsNotDurable(t *testing.T) {
 func TestADurableServerRemembersTheLatestOfItsClock(t *testing.T) {
 	s := server.Redis(t, server.WithAppendOnly("always"), server.WithClock())
 	c := dialServer(t, s)
-	n, _ := newGuarded(t, &wire{admin: func() *redis.Client { return c }, before: func([]*Call) *redis.Client { return c }}, func(c *Config) { c.Durable = true })
+	n, _ := newGuarded(t, over(c), func(c *Config) { c.Durable = true })
 	if _, err := bid(n, "k"); err != nil {
 		t.Fatal(err)
 	}
@@ -591,7 +583,7 @@ func TestAServerThatIsMadeToEvictVotesNoLonger(t *testing.T) {
 		s := server.StartFor(t, kind)
 		c := dialServer(t, s)
 		var evictions atomic.Int32
-		n, _ := newGuarded(t, &wire{admin: func() *redis.Client { return c }, before: func([]*Call) *redis.Client { return c }}, func(c *Config) {
+		n, _ := newGuarded(t, over(c), func(c *Config) {
 			c.Guard = 200 * time.Millisecond
 			c.Notify = func(e driver.Notice) {
 				if e.Kind == quorum.NoticeEviction && strings.Contains(e.Detail, "volatile-lru") {
@@ -640,7 +632,7 @@ func TestALoneInstanceOnAServerThatEvictsIsWarned(t *testing.T) {
 			s := server.StartFor(t, kind, server.WithMaxMemory(c.memory, c.policy))
 			at := dialServer(t, s)
 			var evictions atomic.Int32
-			n, _ := newGuarded(t, &wire{admin: func() *redis.Client { return at }, before: func([]*Call) *redis.Client { return at }}, func(c *Config) {
+			n, _ := newGuarded(t, moving(&at), func(c *Config) {
 				c.Guard, c.Bootstrap = 0, false
 				c.Notify = func(e driver.Notice) {
 					if e.Kind == quorum.NoticeEviction {

@@ -173,19 +173,6 @@ func (s *suite) guardMessages(t *testing.T) {
 	_, err = s.bid(as("nomulti", on), "k2")
 	forEver(t, err, "may not run the command", "multi")
 
-	b, _ := s.guarded(t, server.StartFor(t, s.kind, server.WithReplicaOf(all)), on)
-	if _, err := s.bid(b, "k"); !errors.Is(err, driver.ErrRefused) || !strings.Contains(err.Error(), "read-only replica") {
-		t.Errorf("a replica: %v", err)
-	}
-	full := server.StartFor(t, s.kind, server.WithMaxMemory("1", "noeviction"))
-	b, _ = s.guarded(t, full, on)
-	if _, err := s.bid(b, "k"); !errors.Is(err, driver.ErrRefused) || !strings.Contains(err.Error(), "out of memory") {
-		t.Errorf("out of memory: %v", err)
-	}
-	run(t, full, "CONFIG", "SET", "maxmemory", "0")
-	if _, err := s.bid(b, "k"); err != nil {
-		t.Errorf("with memory again: %v", err)
-	}
 	for options, word := range map[string]string{
 		"restart_guard=1ms":                          "restart_guard",
 		"restart_guard=5s&topology=cluster":          "Cluster",

@@ -5,17 +5,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/quorum"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
-
-// plain returns a client of one server, without a library of a driver.
-func plain(t *testing.T, s *server.Server) *wire {
-	c := dialServer(t, s)
-	return &wire{admin: func() *redis.Client { return c }, before: func([]*Call) *redis.Client { return c }}
-}
 
 // A refusal names the key that holds something else, and not the lock.
 func TestARefusalNamesTheKeyWithTheWrongType(t *testing.T) {

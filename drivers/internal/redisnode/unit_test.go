@@ -85,7 +85,7 @@ func TestRenewalInDoubtBoundsALongerOne(t *testing.T) {
 // Every refusal of a server is a readable refusal, never contention. It is temporary if it may
 // pass by itself, and permanent if an operator must act.
 func TestRefusalsAreToldInWords(t *testing.T) {
-	n := &Node{cfg: Config{Addr: "redis://h:1/0", Prefix: "app:"}, names: names.Prefix("app:")}
+	n := &Node{cfg: Config{Addr: "redis://h:1/0", Prefix: "app:"}, names: names.Prefix("app:"), guard: &guard{cfg: &Config{Addr: "redis://h:1/0"}}}
 	for reply, want := range map[string]struct {
 		says  string
 		timed bool
@@ -116,6 +116,7 @@ func TestRefusalsAreToldInWords(t *testing.T) {
 		"ERR Could not find scripting engine 'lua'":                                 {"no Lua scripts", false},
 		"ERR unknown command 'FOO', with args beginning with:":                      {"lacks the command FOO", false},
 		"ERR the fencing counter of this lock holds something else":                 {"no number", false},
+		"GUARD release 6.2.7":                                                       {"keeps scripts over a restart", false},
 	} {
 		err := n.explain("k", fmt.Errorf("wrapped: %w", ServerError(reply)))
 		var refused *driver.RefusedError

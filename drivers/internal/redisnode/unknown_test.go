@@ -6,7 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
@@ -29,8 +28,7 @@ func (u *upstream) Exec(ctx context.Context, calls []*Call) {
 func TestAnErrorThatNoRedisGivesIsAnUnknownOutcome(t *testing.T) {
 	t.Parallel()
 	s := server.Redis(t)
-	c := dialServer(t, s)
-	u := &upstream{wire: &wire{before: func([]*Call) *redis.Client { return c }, admin: func() *redis.Client { return c }}}
+	u := &upstream{wire: plain(t, s)}
 	n, err := New(Config{Client: u, Name: "redis", Addr: "server"})
 	if err != nil {
 		t.Fatal(err)

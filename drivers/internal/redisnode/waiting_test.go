@@ -500,59 +500,6 @@ func (s *suite) queueLeaves(t testing.TB) {
 	noLocks(t, srv)
 }
 
-// queueKeeps: a waiter that was told but found the lock taken is the first again. A waiter that
-// has waited for longer gets a lock that is reserved for another, which goes on waiting.
-func (s *suite) queueKeeps(t testing.TB) {
-	srv := server.StartFor(t, s.kind)
-	b := s.open(t, s.url(srv.Addr(), ""))
-	l := s.lock(t, b, theLock, time.Minute)
-	ws := s.queue(t, srv, srv.Addr(), srv.Addr(), srv.Addr())
-	unlock(t, l)
-	awake(t, ws[0].wake)
-	set := func(value string) {
-		t.Helper()
-		if _, err := srv.Do("SET", theLock, value, "PX", "60000"); err != nil {
-			t.Fatal(err)
-		}
-	}
-	set("foreign")
-	if _, held := s.asks(t, ws[0]); held == nil || held.ReservedForWaiter || held.Holder != "foreign" {
-		t.Fatalf("the lock of another: %v", held)
-	}
-	s.inQueue(t, srv, ws)
-
-	later := "redlock1:next|9000000000000000|later.1.30"
-	set(later)
-	_, err := b.Acquire(context.Background(), s.ask(theLock, time.Minute))
-	var held *driver.HeldError
-	if !errors.As(err, &held) || !held.ReservedForWaiter || held.Holder != "" || held.RetryAfter == 0 || !strings.Contains(err.Error(), "first waiter in the queue") {
-		t.Fatalf("a newcomer finds a lock that is kept: %v", err)
-	}
-	if st, err := b.(driver.Inspector).Lookup(context.Background(), theLock); err != nil || len(st.Holders) != 0 {
-		t.Fatalf("a lock that is kept has holders: %v, %v", st, err)
-	}
-	l, held = s.asks(t, ws[0])
-	if held != nil {
-		t.Fatalf("the waiter that has waited for longest: %v", held)
-	}
-	if got := queueOf(t, srv); !slices.Equal(got, append(places(ws[1:]), "later.1.30")) {
-		t.Fatalf("in the queue are %q", got)
-	}
-	unlock(t, l)
-	awake(t, ws[1].wake)
-	set("redlock1:next|1|earlier.1.30")
-	if _, held := s.asks(t, ws[1]); held == nil || !held.ReservedForWaiter {
-		t.Fatalf("a later waiter gets a lock that is kept for an earlier one: %v", held)
-	}
-	if _, err := srv.Do("DEL", theLock); err != nil {
-		t.Fatal(err)
-	}
-	for _, w := range ws { // the last release skips the place without a waiter
-		w.leave()
-	}
-	noLocks(t, srv)
-}
-
 // queueRefused: a user without the right to the queue's commands polls, and one notice says so.
 func (s *suite) queueRefused(t *testing.T) {
 	srv := server.StartFor(t, s.kind, server.WithUser("plain on nopass ~* &* +@all -zadd -zpopmin -zrem -zrange"))

@@ -34,17 +34,24 @@ fake 'INFO memory' maxmemory:0
 
 var terms = quorum.Terms{N: 5, Allowance: 10 * time.Second, Quarantine: 60 * time.Second, Grace: 850 * time.Millisecond}
 
-// shim stands before a script: commands that contain the text of a fake get its answer, and
-// what is published is noted. The script is followed by a reading of the server's data. The
+// shim stands before a script: commands that contain the text of a fake get its answer, and what is
+// published is noted, and each key that is none of KEYS: servers and proxies demand that a script names
+// its keys that run scripts in parallel, or find a key's server by its name. The script is followed by a reading of the server's data. The
 // times to live are rounded, so that those of 10 ms, and of 1 ms more, are told alike as long as all
 // of it takes less than 8 ms; how long it took is told as well.
 const shim = `
-local real, said, fakes = redis, {}, {}
+local real, said, fakes, declared = redis, {}, {}, nil
 local redis = {error_reply = real.error_reply}
 local function rounded(ms) return math.ceil((ms - 1) / 10) * 10 end
 local function run(how, ...)
   local command = table.concat({...}, ' ')
   if string.find(command, 'PUBLISH', 1, true) == 1 then said[#said + 1] = command end
+  local word, last = {...}, 2
+  if word[1] == 'DEL' or word[1] == 'MGET' or word[1] == 'EXISTS' then last = #word end
+  if not declared or word[1] == 'TIME' or word[1] == 'INFO' or word[1] == 'PUBLISH' then last = 0 end
+  for i = 2, last do
+    if not string.find(declared, ' ' .. word[i] .. ' ', 1, true) then said[#said + 1] = 'not declared: ' .. word[i] end
+  end
   for i = #fakes, 1, -1 do
     local fake = fakes[i][2]
     if string.find(command, fakes[i][1], 1, true) then
@@ -151,7 +158,7 @@ func oneText(t *testing.T, lines string, texts map[string]string) string {
 			keys, args = w[1:i], w[i+1:]
 		}
 	}
-	return fmt.Sprintf(shim, before+fmt.Sprintf("local KEYS, ARGV = {%s}, {%s}\n", quoted(keys), quoted(args)), texts[w[0]])
+	return fmt.Sprintf(shim, before+fmt.Sprintf("local KEYS, ARGV = {%s}, {%s}\ndeclared = [==[ %s ]==]\n", quoted(keys), quoted(args), strings.Join(keys, " ")), texts[w[0]])
 }
 
 // stateOf returns the commands of lines, up to the call of a script.
