@@ -60,12 +60,15 @@ func (a *attempt) acquire(ctx context.Context) error {
 	for again := false; ; again = true {
 		err := a.try(ctx)
 		switch {
-		case !errors.Is(err, rpctypes.ErrLeaseNotFound) || a.s == nil:
-			return err
 		case again && !a.req.Wait:
 			return err
+		case errors.Is(err, rpctypes.ErrLeaseNotFound) && a.s != nil:
+			a.s.retire() // the machine slept, or an operator revoked it
+		case errors.Is(err, errGone) && a.req.Wait:
+			// The lease ended while no server could be reached: go to the end of the queue.
+		default:
+			return err
 		}
-		a.s.retire() // the machine slept, or an operator revoked it
 		a.leave()
 	}
 }
@@ -342,20 +345,13 @@ const checkInterval = 2 * time.Second
 
 // wait joins the key's queue and returns when it has the lock.
 func (a *attempt) wait(ctx context.Context) error {
-	for {
-		alone, err := func() (bool, error) {
-			ctx, cancel := context.WithTimeout(ctx, a.b.opt.CallTimeout)
-			defer cancel()
-			return a.enter(ctx)
-		}()
-		for err == nil && !alone {
-			alone, err = a.sleep(ctx)
-		}
-		if !errors.Is(err, errGone) {
-			return err
-		}
-		a.leave() // the lease ended while no server could be reached: go to the end of the queue
+	one, cancel := context.WithTimeout(ctx, a.b.opt.CallTimeout)
+	alone, err := a.enter(one)
+	cancel()
+	for err == nil && !alone {
+		alone, err = a.sleep(ctx)
 	}
+	return err
 }
 
 // sleep waits until the entry before the attempt's own is removed, and reports whether the attempt

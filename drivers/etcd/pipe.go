@@ -151,7 +151,7 @@ func (b *Backend) send(ctx context.Context, batch []*part) {
 		}
 		sent := time.Now()
 		done, once, err := call(ctx, b, func(ctx context.Context, c *clientv3.Client) (*clientv3.TxnResponse, error) {
-			return c.Txn(ctx).If(t.conditions...).Then(t.then...).Else(t.otherwise...).Commit()
+			return t.commit(ctx, c)
 		})
 		sure = sure && once
 		switch {
@@ -169,15 +169,17 @@ func (b *Backend) send(ctx context.Context, batch []*part) {
 		}
 		b.took.Store(int64(time.Since(sent)))
 		b.saw(done.Header.Revision)
-		if done.Succeeded {
-			answers := done.Responses[len(done.Responses)-len(batch):]
+		if answers := t.answers(done); answers != nil {
+			if !done.Succeeded {
+				b.base.CompareAndSwap(t.next, t.old) // it was refused, and raised no base
+			}
 			for i, p := range batch {
-				p.answer, p.base, p.sent, p.sure = answers[i].GetResponseTxn(), t.next, sent, sure // no answer to a deletion
+				p.answer, p.base, p.sent, p.sure = answers[i], t.next, sent, sure
 				p.rev, p.term = done.Header.Revision, done.Header.RaftTerm
 			}
 			return
 		}
-		last := done.Responses[0].GetResponseRange()
+		last := done.Responses[len(done.Responses)-1].GetResponseRange()
 		if current, err = b.readBase(last.GetKvs(), done.Header.Revision); err == nil {
 			err = ctx.Err()
 		}
@@ -196,25 +198,34 @@ func outcome(batch []*part, set func(*part)) {
 
 // A transaction is one request of the pipe.
 type transaction struct {
+	batch           []*part
 	conditions      []clientv3.Cmp
 	then, otherwise []clientv3.Op
-	next            *tokenBase // that it stores; nil: it adds no entry
+	old, next       *tokenBase // that it expects, and that it stores; nil: it adds no entry
 }
 
 // transaction makes the request for a batch. An entry is added only if the base of the tokens is as
 // expected. What is nested, and what deletes, is a write for etcd: so a member never answers from
-// its own data, which may be old.
+// its own data, which may be old. An entry that is added alone is not nested: that is faster, and
+// etcd checks no permission for what is nested (GHSA-rfx7-8w68-q57q, until March 2026).
 func (b *Backend) transaction(ctx context.Context, batch []*part, current *tokenBase) (t transaction, err error) {
+	t.batch = batch
 	if slices.ContainsFunc(batch, func(p *part) bool { return p.path != "" }) {
-		var old *tokenBase
-		if old, t.next, err = b.nextBase(ctx, current); err != nil {
+		if t.old, t.next, err = b.nextBase(ctx, current); err != nil {
 			return t, err
 		}
-		t.conditions = []clientv3.Cmp{b.unchanged(old)}
+		t.conditions = []clientv3.Cmp{b.unchanged(t.old)}
 		t.otherwise = []clientv3.Op{clientv3.OpGet(b.baseKey())}
-		if t.next.stored != old.stored {
+		if t.next.stored != t.old.stored {
 			t.then = append(t.then, clientv3.OpPut(b.baseKey(), t.next.stored))
 		}
+	}
+	if t.flat() {
+		p := batch[0]
+		t.conditions = append(t.conditions, p.conditions...)
+		t.then = append(append(t.then, p.then...), p.add(t.next))
+		t.otherwise = append(p.otherwise[:len(p.otherwise):len(p.otherwise)], t.otherwise...)
+		return t, nil
 	}
 	for _, p := range batch {
 		op := clientv3.OpDelete(p.gone)
@@ -227,4 +238,39 @@ func (b *Backend) transaction(ctx context.Context, batch []*part, current *token
 		t.then = append(t.then, op)
 	}
 	return t, nil
+}
+
+// flat reports whether the one part is not nested.
+func (t *transaction) flat() bool { return len(t.batch) == 1 && t.batch[0].path != "" }
+
+func (t *transaction) commit(ctx context.Context, c *clientv3.Client) (*clientv3.TxnResponse, error) {
+	if len(t.batch) == 1 && t.batch[0].gone != "" {
+		done, err := c.Delete(ctx, t.batch[0].gone)
+		if err != nil {
+			return nil, err
+		}
+		return &clientv3.TxnResponse{Header: done.Header, Succeeded: true, Responses: make([]*etcdserverpb.ResponseOp, 1)}, nil
+	}
+	return c.Txn(ctx).If(t.conditions...).Then(t.then...).Else(t.otherwise...).Commit()
+}
+
+// answers returns those to the parts, or nil if the base was another one than expected.
+func (t *transaction) answers(done *clientv3.TxnResponse) (answers []*etcdserverpb.TxnResponse) {
+	switch n := len(done.Responses); {
+	case t.flat() && done.Succeeded:
+		return []*etcdserverpb.TxnResponse{{Succeeded: true, Responses: done.Responses[n-len(t.batch[0].then)-1:]}}
+	case t.flat():
+		stored := ""
+		if kvs := done.Responses[n-1].GetResponseRange().GetKvs(); len(kvs) > 0 {
+			stored = string(kvs[0].Value)
+		}
+		if stored == t.old.stored {
+			return []*etcdserverpb.TxnResponse{{Responses: done.Responses[:n-1]}}
+		}
+	case done.Succeeded:
+		for _, r := range done.Responses[n-len(t.batch):] {
+			answers = append(answers, r.GetResponseTxn()) // nil for a deletion
+		}
+	}
+	return answers
 }

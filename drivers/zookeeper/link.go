@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"os"
 	"sync"
@@ -154,7 +155,7 @@ func (l *link) send(q request) (*call, error) {
 	if l.over {
 		return nil, errBroken
 	}
-	l.number++
+	l.number = l.number%math.MaxInt32 + 1 // numbers of requests are positive
 	c := &call{op: q.op, number: l.number, sent: time.Now(), done: make(chan struct{})}
 	l.pending = append(l.pending, c)
 	patience := c.sent.Add(l.s.b.silence())
