@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"io/fs"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -36,7 +34,7 @@ func (s *Server) freshCluster() error {
 	if err != nil {
 		return err
 	}
-	if err := copyTree(from, s.dataDir()); err != nil {
+	if err := errors.Join(os.CopyFS(s.dataDir(), os.DirFS(from)), os.Chmod(s.dataDir(), 0o700)); err != nil {
 		return err
 	}
 	if s.cfg.Standby {
@@ -144,38 +142,6 @@ func postgresRelease(path string) string {
 		}
 	}
 	return "unknown"
-}
-
-// copyTree copies folders and regular files with their permissions.
-func copyTree(from, to string) error {
-	return filepath.WalkDir(from, func(path string, d fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		rel, err := filepath.Rel(from, path)
-		if err != nil {
-			return err
-		}
-		target := filepath.Join(to, rel)
-		if d.IsDir() {
-			return os.MkdirAll(target, 0o700)
-		}
-		return copyFile(path, target)
-	})
-}
-
-func copyFile(from, to string) error {
-	in, err := os.Open(from)
-	if err != nil {
-		return err
-	}
-	defer in.Close() //nolint:errcheck // only read
-	out, err := os.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = io.Copy(out, in)
-	return errors.Join(err, out.Close())
 }
 
 func commandPostgres(s *Server) ([]string, error) {

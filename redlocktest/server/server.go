@@ -6,7 +6,6 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/url"
 	"os"
@@ -149,11 +148,7 @@ func (s *Server) takePorts() error {
 	if err := s.releasePorts(); err != nil {
 		return err
 	}
-	numbers := []*int{&s.port, &s.bus}
-	if s.cfg.Kind == KindZooKeeper || s.cfg.Kind == KindConsul {
-		numbers = append(numbers, &s.election)
-	}
-	for _, number := range numbers {
+	for _, number := range []*int{&s.port, &s.bus, &s.election} {
 		p, err := port.Reserve()
 		if err != nil {
 			return err
@@ -517,21 +512,7 @@ func (s *Server) config(lines *strings.Builder, format string) error {
 
 // LogTail returns the last lines of the server's log.
 func (s *Server) LogTail(lines int) string {
-	const most = 64 << 10
-	f, err := os.Open(s.logFile())
-	if err != nil {
-		return ""
-	}
-	defer f.Close() //nolint:errcheck // only read
-	if info, err := f.Stat(); err == nil && info.Size() > most {
-		if _, err := f.Seek(-most, io.SeekEnd); err != nil {
-			return ""
-		}
-	}
-	text, err := io.ReadAll(f)
-	if err != nil {
-		return ""
-	}
+	text, _ := os.ReadFile(s.logFile()) // there may be none yet
 	all := bytes.Split(bytes.TrimSpace(text), []byte("\n"))
 	return string(bytes.Join(all[max(0, len(all)-lines):], []byte("\n")))
 }

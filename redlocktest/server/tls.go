@@ -71,8 +71,7 @@ func certificatesIn(dir string) *certificates {
 func (c *certificates) copyTo(dir string) (*certificates, error) {
 	copied := certificatesIn(dir)
 	copied.client = c.client
-	err := errors.Join(copyFile(c.caFile, copied.caFile), copyFile(c.certFile, copied.certFile), copyFile(c.keyFile, copied.keyFile))
-	return copied, err
+	return copied, errors.Join(concat(copied.caFile, c.caFile), concat(copied.certFile, c.certFile), concat(copied.keyFile, c.keyFile))
 }
 
 // makeClient makes a client's certificate.

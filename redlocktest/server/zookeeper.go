@@ -128,7 +128,7 @@ func (s *Server) zookeeperConfig() error {
 		line("secureClientPortAddress", "127.0.0.1")
 		for name, files := range map[string][]string{"keyStore": {s.certs.keyFile, s.certs.certFile}, "trustStore": {s.certs.caFile}} {
 			store := filepath.Join(s.dir, name+".pem")
-			if err := concat(store, files); err != nil {
+			if err := concat(store, files...); err != nil {
 				return err
 			}
 			line("ssl."+name+".location", store)
@@ -146,7 +146,7 @@ func (s *Server) zookeeperConfig() error {
 }
 
 // concat makes one file of several.
-func concat(name string, files []string) error {
+func concat(name string, files ...string) error {
 	var all []byte
 	for _, f := range files {
 		text, err := os.ReadFile(f)
