@@ -19,6 +19,14 @@ func op(k kind, who int, v verdict, fence uint64, call, ret int64) porcupine.Ope
 	}
 }
 
+// named returns the operation with its owner, and the holder that its answer names.
+func named(o porcupine.Operation, owner, holder string) porcupine.Operation {
+	in, out := o.Input.(input), o.Output.(output)
+	in.owner, out.holder = owner, holder
+	o.Input, o.Output = in, out
+	return o
+}
+
 // cut returns an operation by which a fault may have ended the session of an attempt.
 func cut(k kind, who int, call, ret int64) porcupine.Operation {
 	o := op(k, who, unknown, 0, call, ret)
@@ -33,12 +41,6 @@ func cut(k kind, who int, call, ret int64) porcupine.Operation {
 // not yet released, because late requests reach nodes; but no owner whose release was confirmed.
 func TestAQuorumsRefusalMayNameAnOwnerUntilItsRelease(t *testing.T) {
 	const end = 1000
-	named := func(o porcupine.Operation, owner, holder string) porcupine.Operation {
-		in, out := o.Input.(input), o.Output.(output)
-		in.owner, out.holder = owner, holder
-		o.Input, o.Output = in, out
-		return o
-	}
 	refusal := named(op(acquireOp, 3, held, 0, 40, 45), "c", "a")
 	others := []porcupine.Operation{ // beside the release of a
 		named(op(acquireOp, 1, granted, 5, 0, 10), "a", ""), named(op(acquireOp, 2, granted, 6, 20, 30), "b", ""), op(releaseOp, 2, granted, 0, 31, 35),
@@ -108,13 +110,12 @@ func TestTheModelTellsHistoriesApart(t *testing.T) {
 // any more. Only a concurrent bid of the owner that the answer names explains that.
 func TestOnlyABidThatIsNamedIsInTheWay(t *testing.T) {
 	bid := func(who int, owner, holder string, call, ret int64) porcupine.Operation {
-		o := op(acquireOp, who, held, 0, call, ret)
-		o.Input = input{kind: acquireOp, who: who, owner: owner}
-		o.Output = output{verdict: held, holder: holder, reserved: holder == ""}
+		o := named(op(acquireOp, who, held, 0, call, ret), owner, holder)
+		out := o.Output.(output)
+		out.reserved = holder == ""
+		o.Output = out
 		return o
 	}
-	first := op(acquireOp, 1, granted, 5, 0, 10)
-	first.Input = input{kind: acquireOp, who: 1, owner: "a"}
 	for name, c := range map[string]struct {
 		legal bool
 		bids  []porcupine.Operation
@@ -125,9 +126,10 @@ func TestOnlyABidThatIsNamedIsInTheWay(t *testing.T) {
 		"the holder's that has released":        {false, []porcupine.Operation{bid(2, "b", "", 21, 40), bid(3, "c", "a", 22, 30)}},
 		"kept for the next in line, and nobody": {true, []porcupine.Operation{bid(2, "b", "", 21, 40)}},
 	} {
+		first := named(op(acquireOp, 1, granted, 5, 0, 10), "a", "")
 		ops := append([]porcupine.Operation{first, op(releaseOp, 1, granted, 0, 11, 20)}, c.bids...)
 		nameRivals(ops, true)
-		if legal := porcupine.CheckOperations(lockModel(true), ops); legal != c.legal {
+		if legal, _ := decide(lockModel(true), ops, 1e6); legal != c.legal {
 			t.Errorf("%s: legal is %v", name, legal)
 		}
 	}

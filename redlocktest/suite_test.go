@@ -190,7 +190,7 @@ func TestNoMessageIsLostThoughATestHasLittleTime(t *testing.T) {
 		Run(t, h)
 		return
 	}
-	out := failingRun(t, "-test.timeout=12s")
+	out := failingRun(t, "-test.timeout=7s")
 	for _, want := range []string{"the first failure, told at once", "breaks driver.Watcher", "cases were not run, because the time of the test was over"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("the output lacks %q", want)
