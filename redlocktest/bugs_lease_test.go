@@ -158,8 +158,8 @@ var leaseBugs = []bug{
 			return nil
 		}
 	}},
-	{name: "an unknown layout is taken for a free lock", want: "fault/layout", rule: "rule 10", over: overLayouts(false)},
-	{name: "an unknown layout is taken for a held lock", want: "fault/layout", rule: "rule 10", says: "not ErrRefused", over: overLayouts(true)},
+	{name: "an unknown layout is taken for a free lock", want: "fault/layout", rule: "rule 10", over: overLayouts(nil)},
+	{name: "an unknown layout is taken for a held lock", want: "fault/layout", rule: "rule 10", says: "not ErrRefused", over: overLayouts(&driver.HeldError{})},
 	{name: "the hooks of the harness do nothing", stress: true, want: "history/faults", rule: "a run that proves nothing", says: "had an effect", over: func(func(*broken)) Harness {
 		h := overMemory(func(*broken) {})
 		nothing := func(driver.Backend) error { return nil }
@@ -197,14 +197,15 @@ func overConnections(plant func(b *broken, open *atomic.Int64)) func(func(*broke
 	}
 }
 
-// overLayouts opens clients of a store that another release has written to.
-func overLayouts(held bool) func(func(*broken)) Harness {
+// overLayouts opens clients of a store that another release has written to, which then give an error,
+// or go on.
+func overLayouts(answer error) func(func(*broken)) Harness {
 	return func(func(*broken)) Harness {
 		var future atomic.Bool
 		h := overMemory(func(b *broken) {
 			b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
-				if future.Load() && held {
-					return nil, &driver.HeldError{}
+				if future.Load() && answer != nil {
+					return nil, answer
 				}
 				return b.Backend.Acquire(ctx, req)
 			}

@@ -95,23 +95,7 @@ var soundHarnesses = map[string]func() Harness{
 	},
 	// A store that refuses data of an unknown layout.
 	"layouts": func() Harness {
-		var future atomic.Bool
-		h := overMemory(func(b *broken) {
-			b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
-				if err := b.Info().Check("", req); err != nil {
-					return nil, err
-				}
-				if future.Load() {
-					return nil, &driver.RefusedError{Reason: "was written by another release"}
-				}
-				return b.Backend.Acquire(ctx, req)
-			}
-		})
-		h.FutureLayout = func() (func() error, error) {
-			future.Store(true)
-			return func() error { future.Store(false); return nil }, nil
-		}
-		return h
+		return overLayouts(&driver.RefusedError{Reason: "was written by another release"})(nil)
 	},
 }
 

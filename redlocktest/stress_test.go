@@ -76,7 +76,13 @@ func TestStressFindsPlantedBugs(t *testing.T) {
 				t.Parallel()
 				var all []*Failure
 				for tries := 0; tries == 0 || b.stress && len(all) == 0 && tries < stressTries; tries++ {
-					synctest.Test(t, func(t *testing.T) { all = stressed(t, b, StressOptions{Operations: 3000}) })
+					synctest.Test(t, func(t *testing.T) {
+						report, err := ExamineStress(t.Context(), b.harnessed(), StressOptions{Operations: 3000})
+						if err != nil {
+							t.Fatal(err)
+						}
+						all = report.Failures
+					})
 				}
 				if b.stress && len(all) == 0 {
 					t.Errorf("the stress does not find it in %d runs", stressTries)
@@ -92,16 +98,6 @@ func TestStressFindsPlantedBugs(t *testing.T) {
 			})
 		}
 	}
-}
-
-// stressed runs the stress on a bug.
-func stressed(t *testing.T, b bug, o StressOptions) []*Failure {
-	h := b.harnessed()
-	report, err := ExamineStress(t.Context(), h, o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return report.Failures
 }
 
 // TestAStressThatShowsNothingFails: its hooks do nothing, or it has no contention, or too few

@@ -11,11 +11,8 @@ import (
 	"io/fs"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
-	"syscall"
 	"testing"
 )
 
@@ -109,41 +106,6 @@ func TestAKilledTestLeavesNoServerAndNoFolder(t *testing.T) {
 	for _, dir := range l.Dirs {
 		if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("%s is left: %v", dir, err)
-		}
-	}
-}
-
-func TestAGuardianKillsAndRemovesAtTheEndOfItsInput(t *testing.T) {
-	t.Parallel()
-	for _, gently := range []bool{false, true} {
-		dir := filepath.Join(t.TempDir(), "a folder")
-		must(t, os.Mkdir(dir, 0o700))
-		g, err := newGuardian(dir, gently)
-		must(t, err)
-		// One server ends at the first signal, one must be killed, and one was dropped.
-		var all []*exec.Cmd
-		for _, script := range []string{"sleep 600", `trap "" QUIT; while :; do sleep 1; done`, "exec sleep 600"} {
-			c := exec.Command("/bin/sh", "-c", script)
-			c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-			must(t, c.Start())
-			t.Cleanup(func() { _ = syscall.Kill(-c.Process.Pid, syscall.SIGKILL) })
-			must(t, g.add(c.Process.Pid))
-			all = append(all, c)
-		}
-		g.drop(all[2].Process.Pid)
-		var reaped sync.WaitGroup
-		for _, c := range all[:2] {
-			reaped.Go(func() { _ = c.Wait() }) // a signal ends it
-		}
-		must(t, g.close())
-		reaped.Wait()
-		if !alive(all[2].Process.Pid) {
-			t.Error("a dropped process was killed")
-		}
-		must(t, all[2].Process.Kill())
-		_ = all[2].Wait()
-		if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("the folder is left: %v", err)
 		}
 	}
 }
