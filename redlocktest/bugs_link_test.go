@@ -313,10 +313,10 @@ var linkBugs = []bug{
 		}
 		return l, err
 	})},
-	{name: "List needs no server", want: "fault/outage-inspect", rule: "driver.Inspector", says: "List", over: overLinks, plant: func(b *broken) {
+	{name: "List needs no server", want: "fault/outage", rule: "driver.Inspector", says: "List", over: overLinks, plant: func(b *broken) {
 		b.list = func(error) error { return nil }
 	}},
-	{name: "asks the server about misuse", want: "fault/outage-misuse", rule: "rule 4", over: overLinks, plant: func(b *broken) {
+	{name: "asks the server about misuse", want: "fault/outage", rule: "rule 4", over: overLinks, plant: func(b *broken) {
 		sound := b.acquire
 		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
 			if err := b.link.to(ctx); err != nil {

@@ -435,11 +435,11 @@ var memoryBugs = []bug{
 		g.Fence = g.Fence / 1000 * 1000
 		return g
 	})},
-	{name: "tokens from 1", stress: true, want: "fence/comparable", rule: "rule 8", plant: onGrant(func(_ *broken, _ *brokenLease, g driver.Grant) driver.Grant {
+	{name: "tokens from 1", stress: true, want: "fence/rises", rule: "rule 8", plant: onGrant(func(_ *broken, _ *brokenLease, g driver.Grant) driver.Grant {
 		g.Fence -= uint64(time.Now().Add(-time.Hour).UnixMicro())
 		return g
 	})},
-	{name: "unknown mode is exclusive", want: "request/mode", rule: "rule 4", plant: onSend(func(_ *broken, req *driver.Request) {
+	{name: "unknown mode is exclusive", want: "request/misuse", rule: "rule 4", plant: onSend(func(_ *broken, req *driver.Request) {
 		if req.Mode > driver.Shared {
 			req.Mode = driver.Exclusive
 		}
@@ -628,7 +628,7 @@ var memoryBugs = []bug{
 			return b.Backend.Acquire(ctx, req)
 		}
 	}},
-	{name: "password in an error", want: "request/empty-key", rule: "rule 9", plant: func(b *broken) {
+	{name: "password in an error", want: "request/misuse", rule: "rule 9", plant: func(b *broken) {
 		b.answers(func(ctx context.Context, req *driver.Request, l driver.Lease, err error) (driver.Lease, error) {
 			if req.Key == "" {
 				err = fmt.Errorf("dial redis://me:canary-42@host: %w", err)

@@ -209,7 +209,7 @@ var operatorBugs = []bug{
 			return b.Backend.Close()
 		}
 	}},
-	{name: "an owner without a name", want: "request/owner", rule: "rule 4", plant: onAcquire(func(ctx context.Context, b *broken, req *driver.Request) (driver.Lease, error) {
+	{name: "an owner without a name", want: "request/misuse", rule: "rule 4", plant: onAcquire(func(ctx context.Context, b *broken, req *driver.Request) (driver.Lease, error) {
 		named := *req
 		if named.Owner == "" {
 			named.Owner = "somebody"

@@ -262,12 +262,10 @@ var unplanted = func() map[string]string {
 	const (
 		race    = "only a race of many goroutines shows its bugs, and not in each run"
 		alike   = "its bugs are those of other cases, at another moment"
-		feature = "it needs a backend without a feature or a TTL that the planted backends have"
 		servers = "its bugs are in what a driver does when its server restarts, hangs or loses an answer, or a process dies; the planted backends have no such server"
 	)
 	return map[string]string{
 		"open/concurrent": race, "wait/cancelled-gets-nothing": alike, "wait/order-clients": alike,
-		"request/no-shared-mode": feature, "request/session-ttl": feature, "request/not-a-node": feature,
 		"close/session": "the sessions of the planted backends do not end with Close",
 		"fault/restart": servers, "fault/restart-forgets": servers, "fault/restart-waiter": servers, "fault/pause": servers,
 		"fault/partition-renewed": servers, "fault/lost-reply-renew": servers, "process/killed-waiter": servers,

@@ -118,7 +118,7 @@ var waitingBugs = []bug{
 		all := &readers{}
 		return overMemory(func(b *broken) { all.join(b) })
 	}},
-	{name: "Watch returns before it has subscribed", want: "watch/at-once", rule: "driver.Watcher", plant: onWatch(func(ctx context.Context, b *broken, key string) (<-chan struct{}, error) {
+	{name: "Watch returns before it has subscribed", want: "watch/wakes", rule: "driver.Watcher", plant: onWatch(func(ctx context.Context, b *broken, key string) (<-chan struct{}, error) {
 		out := make(chan struct{}, 1)
 		go func() {
 			time.Sleep(time.Millisecond)

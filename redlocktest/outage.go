@@ -11,8 +11,6 @@ import (
 
 var faultCases = []testCase{
 	{name: "outage", needs: []condition{outages}, do: outage},
-	{name: "outage-inspect", needs: []condition{inspects, outages}, do: outageInspect},
-	{name: "outage-misuse", needs: []condition{outages}, do: outageMisuse},
 	{name: "outage-release", needs: []condition{outages}, do: outageRelease},
 	{name: "outage-open", needs: []condition{opens, restarts}, do: outageOpen},
 	{name: "restart", needs: []condition{restarts}, do: restart},
@@ -55,19 +53,18 @@ func (r *run) down() (heal func()) {
 }
 
 // disconnect makes the servers unreachable for two clients, by the gravest fault that the harness has,
-// or by the one that begins and ends fastest, and returns a function that ends it.
-func (r *run) disconnect(a, b driver.Backend, fast bool) (heal func()) {
-	f := r.h.Faults
-	kills, pauses := f.Kill != nil && f.Restart != nil, f.Pause != nil && f.Resume != nil
-	switch {
-	case f.Partition != nil && f.Heal != nil && (fast || !kills && !pauses):
+// and returns a function that ends it.
+func (r *run) disconnect(a, b driver.Backend) (heal func()) {
+	switch f := r.h.Faults; {
+	case f.Kill != nil && f.Restart != nil:
+		return r.down()
+	case f.Pause != nil && f.Resume != nil:
+		return r.inject(f.Pause, f.Resume)
+	default:
 		return r.inject(
 			func() error { return errors.Join(f.Partition(a), f.Partition(b)) },
 			func() error { return errors.Join(f.Heal(a), f.Heal(b)) })
-	case pauses && (fast || !kills):
-		return r.inject(f.Pause, f.Resume)
 	}
-	return r.down()
 }
 
 // outcomeUnknown asserts that the error of a call that got no answer is unknown, or at most a
@@ -82,13 +79,14 @@ func (r *run) outcomeUnknown(call string, err error) {
 	}
 }
 
-// outage checks that a missing answer is reported neither as contention nor as loss nor as misuse.
+// outage checks that a missing answer is reported neither as contention nor as loss nor as misuse, that
+// an invalid request is refused without a server, and that an operator is not told that all is well.
 func outage(r *run) {
 	a, b := r.pair()
 	free, taken := r.key(), r.key()
 	l := r.grant(a, driver.Request{Key: taken})
 	r.release(r.grant(b, driver.Request{Key: free})) // both are connected
-	heal := r.disconnect(a, b, false)
+	heal := r.disconnect(a, b)
 	for _, key := range []string{free, taken} {
 		// The driver must bound one attempt: the only deadline here is the watchdog's.
 		_, err := r.tryCtx(context.WithoutCancel(r.ctx), b, driver.Request{Key: key})
@@ -104,6 +102,12 @@ func outage(r *run) {
 	} else if r.saw(err) == granted {
 		r.record(fourOutcomes, "Renew succeeds during an outage, and no answer can have come")
 	}
+	r.refusedRequest(driver.Request{Owner: r.owner(), TTL: r.long()}, "key", "an empty key during an outage")
+	r.refusedRequest(driver.Request{Key: r.key(), Owner: r.owner(), TTL: r.long(), Mode: 9}, "mode", "mode 9 during an outage")
+	if r.info.MaxTTL != 0 {
+		r.refusedRequest(driver.Request{Key: r.key(), Owner: r.owner(), TTL: 1}, "TTL", "a TTL of 1 ns during an outage")
+	}
+	r.inspectNothing(b, free)
 	heal()
 	r.release(r.eventually(b, driver.Request{Key: free}))
 }
@@ -116,14 +120,12 @@ func (r *run) renewSoon(l *lease) error {
 	return err
 }
 
-// outageInspect checks that an operator is not told that all is well while no server can answer.
-func outageInspect(r *run) {
-	a, b := r.pair()
-	key := r.key()
-	r.release(r.grant(a, driver.Request{Key: key}))
-	r.release(r.grant(b, driver.Request{Key: key})) // both are connected
-	heal := r.disconnect(a, b, false)
-	inspector := b.(driver.Inspector)
+// inspectNothing asserts that all that an operator asks fails while no server can answer.
+func (r *run) inspectNothing(b driver.Backend, key string) {
+	inspector, ok := b.(driver.Inspector)
+	if !ok {
+		return
+	}
 	calls := map[string]func(context.Context) error{
 		"Lookup": func(ctx context.Context) error { _, err := inspector.Lookup(ctx, key); return err },
 		"List": func(ctx context.Context) error {
@@ -142,19 +144,6 @@ func outageInspect(r *run) {
 			r.record(inspecting, "%s gives %v though no server can answer: %v", name, v, err)
 		}
 	}
-	heal()
-	r.release(r.eventually(b, driver.Request{Key: key}))
-}
-
-// outageMisuse checks that an invalid request is refused without a server.
-func outageMisuse(r *run) {
-	a, b := r.pair()
-	r.disconnect(a, b, true)
-	r.refusedRequest(driver.Request{Owner: r.owner(), TTL: r.long()}, "key", "an empty key during an outage")
-	r.refusedRequest(driver.Request{Key: r.key(), Owner: r.owner(), TTL: r.long(), Mode: 9}, "mode", "mode 9 during an outage")
-	if r.info.MaxTTL != 0 {
-		r.refusedRequest(driver.Request{Key: r.key(), Owner: r.owner(), TTL: 1}, "TTL", "a TTL of 1 ns during an outage")
-	}
 }
 
 // outageRelease checks that Release does not return nil, which says that the lock is free,
@@ -162,7 +151,7 @@ func outageMisuse(r *run) {
 func outageRelease(r *run) {
 	a, b, key, l := r.holding(driver.Request{})
 	r.release(r.grant(b, driver.Request{Key: r.key()}))
-	heal := r.disconnect(a, b, false)
+	heal := r.disconnect(a, b)
 	err := l.Release(r.ctx)
 	v := r.saw(err)
 	heal()
@@ -234,7 +223,7 @@ func restartWaiter(r *run) {
 	})
 	for range 2 {
 		r.pause(50 * time.Millisecond)
-		r.disconnect(a, b, false)()
+		r.disconnect(a, b)()
 	}
 	if r.info.Features.Has(driver.FeatureSession) {
 		r.releaseEnded(l)

@@ -11,17 +11,12 @@ import (
 )
 
 var requestCases = []testCase{
-	{name: "empty-key", do: emptyKey},
+	{name: "misuse", do: misuses},
 	{name: "long-key", do: longKey},
 	{name: "odd-keys", do: oddKeys},
 	{name: "key-hashes", do: keyHashes},
-	{name: "owner", do: emptyOwner},
-	{name: "mode", do: unknownMode},
-	{name: "no-shared-mode", without: driver.FeatureShared, do: noSharedMode},
 	{name: "ttl-bounds", ttl: true, do: ttlBounds},
 	{name: "renewal-ttl-bounds", ttl: true, do: renewalBounds},
-	{name: "session-ttl", features: driver.FeatureSession, needs: []condition{noTTL}, do: sessionTTL},
-	{name: "not-a-node", without: driver.FeatureQuorumNode, do: notANode},
 	{name: "reuse", do: reuse},
 }
 
@@ -30,12 +25,25 @@ func (r *run) refusedRequest(req driver.Request, what, detail string) {
 	r.misuse(err, what, detail)
 }
 
-func emptyKey(r *run) {
-	r.refusedRequest(driver.Request{Owner: r.owner(), TTL: r.long()}, "key", "an empty key")
-}
-
-func emptyOwner(r *run) {
-	r.refusedRequest(driver.Request{Key: r.key(), TTL: r.long()}, "owner", "an empty owner")
+// misuses checks that what a backend cannot honour is refused, by its name.
+func misuses(r *run) {
+	key, owner, ttl := r.key(), r.owner(), r.long()
+	r.refusedRequest(driver.Request{Owner: owner, TTL: ttl}, "key", "an empty key")
+	r.refusedRequest(driver.Request{Key: key, TTL: ttl}, "owner", "an empty owner")
+	for _, mode := range []driver.Mode{driver.Shared + 1, 7, math.MaxUint8} {
+		r.refusedRequest(driver.Request{Key: key, Owner: owner, TTL: ttl, Mode: mode}, "mode", fmt.Sprintf("mode %d", mode))
+	}
+	if !r.info.Features.Has(driver.FeatureShared) {
+		r.refusedRequest(driver.Request{Key: key, Owner: owner, TTL: ttl, Mode: driver.Shared}, "mode", "shared mode")
+	}
+	if r.info.MaxTTL == 0 {
+		r.refusedRequest(driver.Request{Key: key, Owner: owner, TTL: time.Second}, "TTL", "an explicit TTL")
+	}
+	if !r.info.Features.Has(driver.FeatureQuorumNode) {
+		r.refusedRequest(driver.Request{Key: key, Owner: owner, TTL: ttl, ExactFence: 1}, "", "Join")
+		r.refusedRequest(driver.Request{Key: key, Owner: owner, TTL: ttl, Quorum: &quorum.Info{Terms: quorum.Terms{N: 3}}}, "", "Quorum")
+	}
+	r.release(r.grant(r.client(), driver.Request{Key: key}))
 }
 
 // longKey also takes two keys of the greatest length that differ only in the last byte: a
@@ -104,21 +112,6 @@ func (r *run) grantOdd(b driver.Backend, key string) *lease {
 	return r.grant(b, driver.Request{Key: key})
 }
 
-func unknownMode(r *run) {
-	key := r.key()
-	for _, mode := range []driver.Mode{driver.Shared + 1, 7, math.MaxUint8} {
-		req := driver.Request{Key: key, Owner: r.owner(), TTL: r.long(), Mode: mode}
-		r.refusedRequest(req, "mode", fmt.Sprintf("mode %d", mode))
-	}
-	r.release(r.grant(r.client(), driver.Request{Key: key}))
-}
-
-func noSharedMode(r *run) {
-	key := r.key()
-	r.refusedRequest(driver.Request{Key: key, Owner: r.owner(), TTL: r.long(), Mode: driver.Shared}, "mode", "shared mode")
-	r.release(r.grant(r.client(), driver.Request{Key: key}))
-}
-
 // outOfBounds returns TTLs just outside the bounds, and some far outside.
 func (r *run) outOfBounds() []time.Duration {
 	ttls := []time.Duration{-time.Second, -1, 0, 1, r.info.MinTTL - 1}
@@ -146,19 +139,6 @@ func renewalBounds(r *run) {
 	}
 	r.holds(r.client(), key, l)
 	r.release(l)
-}
-
-func sessionTTL(r *run) {
-	key := r.key()
-	r.refusedRequest(driver.Request{Key: key, Owner: r.owner(), TTL: time.Second}, "TTL", "an explicit TTL")
-	r.release(r.grant(r.client(), driver.Request{Key: key}))
-}
-
-func notANode(r *run) {
-	key := r.key()
-	r.refusedRequest(driver.Request{Key: key, Owner: r.owner(), TTL: r.long(), ExactFence: 1}, "", "Join")
-	r.refusedRequest(driver.Request{Key: key, Owner: r.owner(), TTL: r.long(), Quorum: &quorum.Info{Terms: quorum.Terms{N: 3}}}, "", "Quorum")
-	r.release(r.grant(r.client(), driver.Request{Key: key}))
 }
 
 // reuse overwrites the request after Acquire, and checks that the lease does not change.

@@ -19,8 +19,8 @@ import (
 // because a lease that ended by its client's clock may be renewed while the server still has
 // the lock.
 type tenure struct {
+	in          input // of the attempt
 	who, client int
-	shared      bool
 	fence       uint64
 	call, ret   int64 // of the grant
 	parts       [][2]int64
@@ -90,7 +90,7 @@ func (s *stress) tenures(ops []porcupine.Operation, end int64) (all []tenure) {
 		if in.kind != acquireOp || out.verdict != granted {
 			continue
 		}
-		t := tenure{who: in.who, client: op.ClientId, shared: in.shared, fence: out.fence, call: op.Call, ret: op.Return, over: end}
+		t := tenure{in: in, who: in.who, client: op.ClientId, fence: out.fence, call: op.Call, ret: op.Return, over: end}
 		until := int64(math.MaxInt64)
 		t.parts = [][2]int64{{op.Return, expiry(out)}}
 		for _, o := range ops {
@@ -164,7 +164,7 @@ func overlap(ops []porcupine.Operation, all []tenure) *stressFinding {
 	for _, p := range parts {
 		active = slices.DeleteFunc(active, func(a part) bool { return a.to <= p.from })
 		for _, a := range active {
-			if a.of == p.of || a.of.shared && p.of.shared {
+			if a.of == p.of || a.of.in.shared && p.of.in.shared {
 				continue
 			}
 			how := "since " + stamp(a.from)
@@ -186,7 +186,7 @@ func falling(ops []porcupine.Operation, all []tenure) *stressFinding {
 	for i := range all {
 		for j := range all {
 			a, b := &all[i], &all[j]
-			readers := a.shared && b.shared && a.ret >= b.call && b.ret >= a.call
+			readers := a.in.shared && b.in.shared && a.ret >= b.call && b.ret >= a.call
 			if i != j && (a.ret < b.call || i < j) && (a.fence == b.fence && !readers || a.ret < b.call && a.fence > b.fence) {
 				return &stressFinding{tokens, fmt.Sprintf("token %d was given at %s, and the grant that was asked for at %s has token %d, which is not larger",
 					a.fence, stamp(a.ret), stamp(b.call), b.fence), attempts(ops, a.who, b.who)}
@@ -260,56 +260,44 @@ func (s *stress) whole(ops []porcupine.Operation, all []tenure, end int64) []por
 		return in.kind == lookOp || in.kind == undoOp || out.verdict == unknown && (in.kind == acquireOp || in.kind == renewOp)
 	})
 	for _, t := range all {
-		full = append(full, s.ends(ops, t)...)
-		full = append(full, s.cuts(ops, t)...)
+		full = append(full, t.ends(ops)...)
 	}
 	return full
 }
 
-// cuts returns the events of a session that may have ended: its client notices, and the server, perhaps
-// later.
-func (s *stress) cuts(ops []porcupine.Operation, t tenure) (events []porcupine.Operation) {
-	if t.cut == 0 {
-		return nil
+// ends returns the events that may have ended a lease whose attempt is among the calls: its TTL, and the
+// end of its session, which its client notices, and the server, perhaps later.
+func (t *tenure) ends(ops []porcupine.Operation) (events []porcupine.Operation) {
+	event := func(k kind, cut bool, from int64) {
+		in := t.in
+		in.kind, in.cut = k, cut
+		events = append(events, porcupine.Operation{ClientId: t.client, Input: in, Call: from, Output: output{verdict: unknown}, Return: t.over})
 	}
-	i := slices.IndexFunc(ops, func(o porcupine.Operation) bool {
-		in := o.Input.(input)
-		return in.kind == acquireOp && in.who == t.who
-	})
-	if i < 0 {
-		return nil
-	}
-	in := ops[i].Input.(input)
-	in.cut = true
-	for _, in.kind = range []kind{loseOp, reapOp} {
-		events = append(events, porcupine.Operation{ClientId: t.client, Input: in, Call: t.cut, Output: output{verdict: unknown}, Return: t.over})
-	}
-	return events
-}
-
-// ends returns an event for each lease that its TTL may have ended.
-func (s *stress) ends(ops []porcupine.Operation, t tenure) (ends []porcupine.Operation) {
-	var in input
-	last, confirmed := int64(math.MaxInt64), int64(0)
+	there, last, confirmed := false, int64(math.MaxInt64), int64(0)
 	for _, o := range ops {
 		of, out := o.Input.(input), o.Output.(output)
 		switch {
 		case of.who != t.who:
 		case of.kind == acquireOp:
-			in, last, confirmed = of, expiry(out), o.Call
+			there, last, confirmed = true, expiry(out), o.Call
 		case of.kind == renewOp && out.verdict == granted:
 			last, confirmed = expiry(out), o.Call
 		case of.kind == renewOp && out.verdict == unknown:
 			last = min(last, expiry(out))
 		}
 	}
-	// Not before the last call that found the lease valid: the search need not try that.
-	last = max(last, confirmed+1)
-	if in.who == 0 || last >= t.over {
+	if !there {
 		return nil
 	}
-	in.kind = loseOp
-	return []porcupine.Operation{{ClientId: t.client, Input: in, Call: last, Output: output{verdict: unknown}, Return: t.over}}
+	// Not before the last call that found the lease valid: the search need not try that.
+	if last = max(last, confirmed+1); last < t.over {
+		event(loseOp, false, last)
+	}
+	if t.cut > 0 {
+		event(loseOp, true, t.cut)
+		event(reapOp, true, t.cut)
+	}
+	return events
 }
 
 // shortest returns a short part of a record that still breaks the rule. It ends with the first

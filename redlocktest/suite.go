@@ -180,7 +180,6 @@ var (
 	cuts       = offers("Faults.EndSession", func(s *suite) bool { return s.h.Faults.EndSession != nil })
 
 	processes = offers("Harness.Process", func(s *suite) bool { return s.h.Process != nil && !s.h.Virtual })
-	noTTL     = offers("no TTL", func(s *suite) bool { return s.info.MaxTTL == 0 })
 	clocked   = offers("Harness.OpenWithClock", func(s *suite) bool { return s.h.OpenWithClock != nil })
 	layouts   = offers("Harness.FutureLayout", func(s *suite) bool { return s.h.FutureLayout != nil })
 	outages   = anyOf(restarts, pauses, partitions)
