@@ -98,9 +98,14 @@ func TestAStartedCallIsAnsweredOnceAndNeverFromWithin(t *testing.T) {
 	})
 }
 
-// Whatever the library does, a started call ends at its deadline. A call that was sent is in
-// doubt and undone; a call that was not sent needs no undoing.
+// Whatever the library does, a started call ends at its deadline, and after the call timeout at the
+// latest. A call that was sent is in doubt and undone; a call that was not sent needs no undoing.
 func TestAStartedCallEndsAtItsDeadline(t *testing.T) {
+	t.Run("of its term", func(t *testing.T) { endsAfter(t, second/4, second/4) })
+	t.Run("of a call", func(t *testing.T) { endsAfter(t, time.Minute, second) })
+}
+
+func endsAfter(t *testing.T, term, want time.Duration) {
 	startTest(t, false, func(t *testing.T, lib *library, n *Node) {
 		l, err := n.Acquire(t.Context(), startRequest("held"))
 		if err != nil {
@@ -110,7 +115,7 @@ func TestAStartedCallEndsAtItsDeadline(t *testing.T) {
 		before, start := lib.sent.Load(), time.Now()
 		var sent, unsent atomic.Int64
 		done := heard(func(_ driver.Lease, _ driver.Grant, err error) {
-			if !errors.Is(err, context.DeadlineExceeded) || time.Since(start) != second/4 {
+			if !errors.Is(err, context.DeadlineExceeded) || time.Since(start) != want {
 				t.Errorf("%v after %v", err, time.Since(start))
 			}
 			if errors.Is(err, ErrNotSent) {
@@ -120,40 +125,19 @@ func TestAStartedCallEndsAtItsDeadline(t *testing.T) {
 			}
 		})
 		for range 10 {
-			if !n.StartAcquire(until(t, second/4), startRequest("k"), done) {
+			if !n.StartAcquire(until(t, term), startRequest("k"), done) {
 				t.Error("not started")
 			}
 		}
-		if !l.(*Lease).StartRenew(until(t, second/4), &driver.Renewal{TTL: time.Minute}, done) {
+		if !l.(*Lease).StartRenew(until(t, term), &driver.Renewal{TTL: time.Minute}, done) {
 			t.Error("a renewal is not started")
 		}
-		time.Sleep(second / 4)
+		time.Sleep(want)
 		synctest.Wait()
 		if sent.Load() != 1 || unsent.Load() != 10 || lib.sent.Load()-before != 1 || n.cleaning.Load() != 1 {
 			t.Errorf("%d were sent, and %d were not; the library had %d, and %d are undone", sent.Load(), unsent.Load(), lib.sent.Load()-before, n.cleaning.Load())
 		}
 	})
-}
-
-// A started call ends at its deadline, but after the call timeout at the latest.
-func TestAStartedCallHasTheTimeOfItsTerm(t *testing.T) {
-	for _, c := range []struct{ term, want time.Duration }{{second / 4, second / 4}, {time.Minute, second}} {
-		startTest(t, false, func(t *testing.T, lib *library, n *Node) {
-			lib.takes.Store(int64(time.Hour))
-			start, took := time.Now(), make(chan time.Duration, 1)
-			if !n.StartAcquire(until(t, c.term), startRequest("k"), heard(func(_ driver.Lease, _ driver.Grant, err error) {
-				if !errors.Is(err, context.DeadlineExceeded) {
-					t.Errorf("%v: it ended with %v", c.term, err)
-				}
-				took <- time.Since(start)
-			})) {
-				t.Fatal("not started")
-			}
-			if d := <-took; d != c.want {
-				t.Errorf("%v: it ended after %v, want %v", c.term, d, c.want)
-			}
-		})
-	}
 }
 
 func TestCloseAnswersWhatWasStarted(t *testing.T) {
