@@ -20,7 +20,7 @@ import (
 // Check examines the server, the connection to it and its settings.
 func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 	c := &checkup{Findings: base.Findings{Node: b.String()}, b: b}
-	err := b.lookAt(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+	err := b.inspect(ctx, func(ctx context.Context, conn *pgx.Conn) error {
 		c.pc = conn.PgConn()
 		if hosts := inClear(conn.Config()); len(hosts) > 0 {
 			d := c.Add("password-in-clear", driver.SeverityWarning, "set sslmode=verify-full with sslrootcert, or at least sslmode=require", "sslmode lets a connection to %s go without TLS, where the password may be sent in clear", strings.Join(hosts, ", "))

@@ -7,32 +7,25 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/base"
 	"github.com/redlock-go/redlock/drivers/postgres/internal/advisory"
 	"github.com/redlock-go/redlock/drivers/postgres/internal/verdict"
 	"github.com/redlock-go/redlock/drivers/postgres/internal/wire"
 )
 
-// An operator's query uses a connection of its own, which is closed afterwards: a slow query of
-// pg_locks must not delay a heartbeat.
-func (b *Backend) inspect(ctx context.Context, f func(context.Context, *pgconn.PgConn) error) error {
-	return b.lookAt(ctx, func(ctx context.Context, c *pgx.Conn) error { return f(ctx, c.PgConn()) })
-}
-
-func (b *Backend) lookAt(ctx context.Context, f func(context.Context, *pgx.Conn) error) error {
-	call, err := b.calls.Begin(ctx, connectTimeout)
-	if err != nil {
-		return err
-	}
-	defer call.End()
-	c, err := b.factory(call)
-	if err != nil {
-		return call.Failed(verdict.Connect(err))
-	}
-	defer closeConn(c)
-	return call.Failed(f(call, c))
+// inspect runs an operator's query. It uses a connection of its own, which is closed afterwards: a slow
+// query of pg_locks must not delay a heartbeat.
+func (b *Backend) inspect(ctx context.Context, f func(context.Context, *pgx.Conn) error) error {
+	return b.calls.Do(ctx, connectTimeout, func(call *base.Call) error {
+		c, err := b.factory(call)
+		if err != nil {
+			return verdict.Connect(err)
+		}
+		defer closeConn(c)
+		return f(call, c)
+	})
 }
 
 // sessionName is the SQL of a session's name: its start and its process, as in %c of
@@ -74,8 +67,8 @@ func (b *Backend) processGone(ctx context.Context, pid uint32) bool {
 	gone := false
 	ctx, cancel := context.WithTimeout(ctx, goneTimeout)
 	defer cancel()
-	err := b.inspect(ctx, func(ctx context.Context, pc *pgconn.PgConn) error {
-		row, err := query(ctx, pc, fmt.Sprintf("SELECT count(*) FROM pg_stat_activity WHERE pid = %d", pid))
+	err := b.inspect(ctx, func(ctx context.Context, c *pgx.Conn) error {
+		row, err := query(ctx, c.PgConn(), fmt.Sprintf("SELECT count(*) FROM pg_stat_activity WHERE pid = %d", pid))
 		if err == nil && row != nil {
 			gone = wire.Value(row[0]) == 0
 		}
@@ -95,8 +88,8 @@ func (b *Backend) Lookup(ctx context.Context, key string) (*driver.State, error)
 	}
 	id := advisory.NumberOf(b.opt.Prefix, key)
 	st := &driver.State{Key: key}
-	err := b.inspect(ctx, func(ctx context.Context, pc *pgconn.PgConn) error {
-		results, err := pc.Exec(ctx, locksOf+id.Where()+" ORDER BY l.waitstart").ReadAll()
+	err := b.inspect(ctx, func(ctx context.Context, c *pgx.Conn) error {
+		results, err := c.PgConn().Exec(ctx, locksOf+id.Where()+" ORDER BY l.waitstart").ReadAll()
 		if err != nil {
 			return answered(err)
 		}
@@ -192,8 +185,8 @@ func (b *Backend) Break(ctx context.Context, key string, h driver.Holder) error 
 		return driver.Invalid("holder", "has no session, and PostgreSQL knows no tokens")
 	}
 	id := advisory.NumberOf(b.opt.Prefix, key)
-	return b.inspect(ctx, func(ctx context.Context, pc *pgconn.PgConn) error {
-		row, err := query(ctx, pc, fmt.Sprintf(`SELECT count(*) FILTER (WHERE pg_terminate_backend(pid, %d)), count(*) FROM (
+	return b.inspect(ctx, func(ctx context.Context, c *pgx.Conn) error {
+		row, err := query(ctx, c.PgConn(), fmt.Sprintf(`SELECT count(*) FILTER (WHERE pg_terminate_backend(pid, %d)), count(*) FROM (
 			SELECT DISTINCT l.pid FROM pg_locks AS l JOIN pg_stat_activity AS a ON a.pid = l.pid
 			WHERE l.locktype = 'advisory' AND l.granted AND %s = %s
 			AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())%s) AS holder`,
@@ -214,7 +207,7 @@ func (b *Backend) Break(ctx context.Context, key string, h driver.Holder) error 
 // stores only a hash of a key, so locks of other processes cannot be listed. Lookup finds them by
 // their key.
 func (b *Backend) List(ctx context.Context, prefix string, yield func(*driver.State) bool) error {
-	err := b.inspect(ctx, func(ctx context.Context, pc *pgconn.PgConn) error { return exec(ctx, pc, "SELECT 1") })
+	err := b.inspect(ctx, func(ctx context.Context, c *pgx.Conn) error { return exec(ctx, c.PgConn(), "SELECT 1") })
 	if err != nil {
 		return err
 	}

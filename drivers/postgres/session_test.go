@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/drivers/internal/drivertest"
@@ -176,19 +175,6 @@ func TestALeaseThatIsNotRenewedEndsAloneOnALivelySession(t *testing.T) {
 	}
 	drivertest.Release(t, next)
 	drivertest.Release(t, kept)
-}
-
-func TestSharedLeasesOfOneSessionAreCountedApart(t *testing.T) {
-	t.Parallel()
-	s := database(t)
-	a, b := opener(t, s.URL()), opener(t, s.URL())
-	leases := []driver.Lease{must(t, a, sharing("k", time.Hour)), must(t, a, sharing("k", time.Hour)), must(t, a, sharing("k", time.Hour))}
-	isHeld(t, a, "k", "an upgrade inside a session")
-	for _, l := range leases {
-		isHeld(t, b, "k", "exclusive beside a share")
-		drivertest.Release(t, l)
-	}
-	drivertest.Release(t, must(t, b, request("k", time.Minute)))
 }
 
 // thiefConn unlocks all locks of a session just before the session unlocks one itself.
@@ -416,26 +402,5 @@ func TestAHookMayCallTheBackend(t *testing.T) {
 	<-l.Grant().Lost
 	if err := <-called; drivertest.Verdict(err) != "granted" {
 		t.Log("List from a hook: ", err)
-	}
-}
-
-func TestConnectionsOfAPoolAreTakenOver(t *testing.T) {
-	t.Parallel()
-	pool, err := pgxpool.New(context.Background(), database(t).URL())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer pool.Close()
-	b := built(t, postgres.FromPool(pool), nil)
-	l := must(t, b, request("k", time.Minute))
-	if pool.Stat().AcquiredConns() != 0 {
-		t.Error("the session counts against the pool")
-	}
-	drivertest.Release(t, l)
-	if err := b.Close(); err != nil {
-		t.Error(err)
-	}
-	if err := pool.Ping(context.Background()); err != nil {
-		t.Errorf("the pool after Close: %v", err)
 	}
 }

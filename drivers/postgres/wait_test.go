@@ -79,7 +79,8 @@ func TestAnIndexBuildAndVacuumEndBesideWaiters(t *testing.T) {
 	drivertest.Release(t, l)
 }
 
-// A wait that its caller gives up ends no server process.
+// A wait that its caller gives up ends no server process. The connections are those of a pool, which no
+// longer counts them.
 func TestWaitsThatTimeOutCostNoConnections(t *testing.T) {
 	t.Parallel()
 	s := database(t)
@@ -107,6 +108,15 @@ func TestWaitsThatTimeOutCostNoConnections(t *testing.T) {
 	})
 	db := admin(t, s.URL())
 	eventually(t, "nobody waits on the server", func() bool { return count(t, db, queued) == 0 })
+	if n := pool.Stat().AcquiredConns(); n != 0 {
+		t.Errorf("%d connections count against the pool", n)
+	}
+	if err := b.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := pool.Ping(context.Background()); err != nil {
+		t.Errorf("the pool after Close: %v", err)
+	}
 	if n := opened.Load(); n > waits/4 { // in the place of some that did not answer for a while others are opened
 		t.Errorf("%d connections", n)
 	}
