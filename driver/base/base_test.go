@@ -124,6 +124,30 @@ func TestACallWaitsWithoutAContext(t *testing.T) {
 	})
 }
 
+// The shell of a call that its server answers costs the call and the lease, and no timer or context.
+func TestTheShellAllocatesLittle(t *testing.T) {
+	c := &base.Calls{Name: "kv"}
+	defer c.Close()
+	if n := testing.AllocsPerRun(100, func() {
+		call := begin(t, c, t.Context())
+		_, _ = call.Deadline()
+		if err := call.Failed(nil); err != nil {
+			t.Error(err)
+		}
+		call.End()
+	}); n > 1 {
+		t.Errorf("a call makes %v allocations", n)
+	}
+	release := func(*base.Call) error { return nil }
+	if n := testing.AllocsPerRun(100, func() {
+		if err := base.NewLease(c, driver.Info{}, driver.Grant{}, nil, release).Release(context.Background()); err != nil {
+			t.Error(err)
+		}
+	}); n > 2 {
+		t.Errorf("a lease and its release make %v allocations", n)
+	}
+}
+
 func TestBoundFollowsTheTTL(t *testing.T) {
 	c := &base.Calls{}
 	for ttl, want := range map[time.Duration]time.Duration{0: time.Second, time.Minute: time.Second, time.Second: time.Second / 2, time.Millisecond: 50 * time.Millisecond} {

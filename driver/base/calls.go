@@ -256,7 +256,10 @@ func (c *Call) Over() error {
 // outcome. No error of a client library becomes one of the caller's context. An error of Failed stays
 // as it is.
 func (c *Call) Failed(err error) error {
-	if done := (*failedError)(nil); err == nil || errors.As(err, &done) {
+	if err == nil {
+		return nil
+	}
+	if done := (*failedError)(nil); errors.As(err, &done) {
 		return err
 	}
 	for _, verdict := range []error{driver.ErrHeld, driver.ErrLost, driver.ErrRefused, driver.ErrInvalid, driver.ErrClosed, errTimeout} {

@@ -123,9 +123,9 @@ func (b *Backend) reserve(w *want) *conn {
 	case !full && v.idle != nil && len(b.conns)-v.waiting > 1 && v.idle.reserve(): // another one serves requests
 		return v.idle
 	case full || v.full:
-		if b.lacked.IsZero() {
+		if key := w.key; b.lacked.IsZero() {
 			b.calls.Go(func(context.Context) {
-				b.report(driver.Notice{Kind: driver.NoticeDegraded, Key: w.key, Detail: fmt.Sprintf("more keys are waited for than there are connections for waiting (max_conns=%d): keys without one are polled", b.opt.MaxConns)})
+				b.report(driver.Notice{Kind: driver.NoticeDegraded, Key: key, Detail: fmt.Sprintf("more keys are waited for than there are connections for waiting (max_conns=%d): keys without one are polled", b.opt.MaxConns)})
 			})
 		}
 		b.lacked = time.Now()

@@ -180,8 +180,9 @@ func (b *Backend) acquire(ctx context.Context, w *want, wait bool) (*lease, erro
 		if !errors.Is(err, driver.ErrHeld) {
 			return l, err
 		}
-		errors.As(err, &seen)
-		if seen.Holder == "" {
+		var held *driver.HeldError // on the heap, unlike seen
+		errors.As(err, &held)
+		if seen = held; seen.Holder == "" {
 			seen = b.heldHere(w, seen)
 		}
 		b.heat(w, seen, 0)
