@@ -289,16 +289,6 @@ func TestTheLockIsKeptUntilWhatTheCommandLeftBehindHasEnded(t *testing.T) {
 	w.want(0, "run", "--wait", "0", "k", "--", "true")
 }
 
-func TestASignalAfterTheCommandEndedGoesToWhatItLeftBehind(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	p := w.start("run", "--verbose", "k", "--", "sh", "-c", `sh -c 'echo $$ > far; exec sleep 100' & exit 0`)
-	w.content("far")
-	eventually(t, "the command's end", func() bool { return strings.Contains(p.err.String(), "left behind") })
-	p.signal(syscall.SIGTERM)
-	p.ends(0, "")
-}
-
 func TestWithoutWaitingForChildrenTheLockEndsWithTheCommand(t *testing.T) {
 	t.Parallel()
 	for _, w := range []*world{newWorld(t), newFaultyWorld(t)} {
@@ -313,37 +303,39 @@ func TestWithoutWaitingForChildrenTheLockEndsWithTheCommand(t *testing.T) {
 	}
 }
 
-// When a container is stopped, only dlock gets SIGTERM.
-func TestOneSIGTERMEndsAlsoWhatLeftTheGroup(t *testing.T) {
+// INT, TERM and QUIT end what the command left behind as well, before or after the command's end:
+// when a container is stopped, only dlock gets SIGTERM. HUP does not, if the command survives it: for
+// daemons it has another meaning.
+func TestWhatASignalDoesToWhatTheCommandLeavesBehind(t *testing.T) {
 	t.Parallel()
-	if !allSeen {
-		t.Skip("a process that left the group is not seen here")
+	for name, c := range map[string]struct {
+		flags, script, says string // what stderr says when the signal may come
+		signal              syscall.Signal
+		code                int
+		lives               bool
+	}{
+		"after the command": {"--verbose", `sh -c 'echo $$ > far; exec sleep 1000' & exit 0`, "left behind", syscall.SIGTERM, 0, false},
+		"it left the group": {"", `$away sh -c 'echo $$ > far; exec sleep 1000' & echo ready >&2; wait`, "ready", syscall.SIGTERM, 128 + 15, false},
+		"a HUP that the command survives": {"--no-wait-children", `trap 'echo > got' HUP; ` + strings.Replace(leaving, "exit 7", "echo ready >&2; while [ ! -e got ]; do sleep 0.02 & wait $!; done; exit 7", 1),
+			"ready", syscall.SIGHUP, 7, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if strings.Contains(c.script, "$away sh -c 'echo $$ > far; exec") && !allSeen {
+				t.Skip("a process that left the group is not seen here")
+			}
+			w := newWorld(t)
+			p := w.start(append(append([]string{"run"}, strings.Fields(c.flags)...), "k", "--", "sh", "-c", c.script)...)
+			far := w.pid("far")
+			eventually(t, c.says, func() bool { return strings.Contains(p.err.String(), c.says) })
+			p.signal(c.signal)
+			p.ends(c.code, "")
+			if alive(far) != c.lives {
+				t.Errorf("what it left behind lives: %t", !c.lives)
+			}
+			w.put("go", "")
+		})
 	}
-	w := newWorld(t)
-	p := w.start("run", "k", "--", "sh", "-c", `$away sh -c 'echo $$ > far; exec sleep 1000' & echo $$ > pid; wait`)
-	far := w.pid("far")
-	w.pid("pid")
-	p.signal(syscall.SIGTERM)
-	p.ends(128+15, "")
-	if alive(far) {
-		t.Error("the grandchild lives on")
-	}
-}
-
-// If the command survives a signal such as HUP, dlock does not send the signal to its children
-// later: for daemons it has another meaning.
-func TestASIGHUPThatTheCommandSurvivesDoesNotEndWhatItLeaves(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	p := w.start("run", "--no-wait-children", "k", "--", "sh", "-c", `trap 'echo > got' HUP; `+strings.Replace(leaving, "exit 7", "echo > started; while [ ! -e got ]; do sleep 0.02 & wait $!; done; exit 7", 1))
-	far := w.pid("far")
-	w.content("started")
-	p.signal(syscall.SIGHUP)
-	p.ends(7, "")
-	if !alive(far) {
-		t.Error("the daemon was ended")
-	}
-	w.put("go", "")
 }
 
 // A guard that was stopped while dlock renewed the lease must see that before it looks at

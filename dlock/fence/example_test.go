@@ -39,13 +39,28 @@ func (d *document) write(ctx context.Context, token uint64, text string) error {
 
 const shortTTL = 100 * time.Millisecond
 
-func client(opts ...dlock.Option) *dlock.Client {
-	opts = append(opts, dlock.WithLogger(nil), dlock.WithRequire(driver.FeatureFencing))
-	locks, err := dlock.New(memory.New(), opts...)
+func client() *dlock.Client {
+	locks, err := dlock.New(memory.New(), dlock.WithLogger(nil), dlock.WithRequire(driver.FeatureFencing))
 	if err != nil {
 		log.Fatal(err)
 	}
 	return locks
+}
+
+// tokens returns the token of a client that is paused beyond the end of its lease, and that of the
+// next holder.
+func tokens(locks *dlock.Client, key string) (slow, quick uint64) {
+	paused, err := locks.Lock(context.Background(), key, dlock.WithTTL(shortTTL), dlock.WithMaxHold(shortTTL))
+	if err != nil {
+		log.Fatal(err)
+	}
+	<-paused.Done() // the client does not notice it
+	next, err := locks.Lock(context.Background(), key)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer next.Unlock() //nolint:errcheck // the example is over
+	return paused.Fence(), next.Fence()
 }
 
 // A client is paused beyond the end of its lease. Another one takes the lock and writes. The
@@ -55,23 +70,9 @@ func Example() {
 	defer locks.Close()
 	ctx := context.Background()
 	var doc document
-
-	slow, err := locks.Lock(ctx, "document", dlock.WithTTL(shortTTL), dlock.WithMaxHold(shortTTL))
-	if err != nil {
-		log.Fatal(err)
-	}
-	token := slow.Fence()
-	<-slow.Done() // the pause; the client does not notice it
-
-	err = dlock.Do(ctx, locks, "document", func(ctx context.Context) error {
-		token, err := fence.Token(ctx, "document")
-		if err != nil {
-			return err
-		}
-		return doc.write(ctx, token, "new")
-	})
-	fmt.Println("quick:", err)
-	fmt.Println("slow is refused:", errors.Is(doc.write(ctx, token, "old"), fence.ErrStale))
+	slow, quick := tokens(locks, "document")
+	fmt.Println("quick:", doc.write(ctx, quick, "new"))
+	fmt.Println("slow is refused:", errors.Is(doc.write(ctx, slow, "old"), fence.ErrStale))
 	fmt.Println("stored:", doc.text)
 	// Output:
 	// quick: <nil>
@@ -90,17 +91,6 @@ func ExampleCheck() {
 	// <nil>
 	// <nil>
 	// fence: "document": token 6 is stale: the store has seen 7, so another owner has had the lock since
-}
-
-// A store learns which tokens were compared.
-func ExampleStaleError() {
-	doc := document{mark: 7}
-	err := fence.Check(context.Background(), &doc, "document", 6)
-	var stale *fence.StaleError
-	if errors.As(err, &stale) {
-		fmt.Println(stale.Token, "is smaller than", stale.Seen)
-	}
-	// Output: 6 is smaller than 7
 }
 
 // Code deep in a repository takes the token out of its context.
@@ -130,12 +120,4 @@ func ExampleSchema() {
 	// CREATE TABLE IF NOT EXISTS "fences" (resource bytea PRIMARY KEY, token bigint NOT NULL)
 	// CREATE TABLE IF NOT EXISTS `fences` (resource varbinary(512) PRIMARY KEY, token bigint NOT NULL) ENGINE=InnoDB
 	// CREATE TABLE IF NOT EXISTS "fences" (resource blob PRIMARY KEY NOT NULL, token integer NOT NULL)
-}
-
-// RedisError recognizes the script's refusal by its text, so it works with every client.
-func ExampleRedisError() {
-	reply := errors.New("STALE 7 is the largest token seen") // what the client returned
-	err := fence.RedisError(reply, "document", 6)
-	fmt.Println(errors.Is(err, fence.ErrStale))
-	// Output: true
 }

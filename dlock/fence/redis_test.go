@@ -4,13 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log"
 	"testing"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/valkey-io/valkey-go"
 
-	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/dlock/fence"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
@@ -19,7 +17,7 @@ import (
 func ExampleRedisScript() {
 	db := redis.NewClient(&redis.Options{Addr: redisServer.Addr()})
 	defer db.Close()
-	locks := client(dlock.WithTTL(shortTTL))
+	locks := client()
 	defer locks.Close()
 	ctx := context.Background()
 
@@ -29,20 +27,9 @@ func ExampleRedisScript() {
 		return fence.RedisError(err, "doc", token)
 	}
 
-	slow, err := locks.Lock(ctx, "doc", dlock.WithMaxHold(shortTTL))
-	if err != nil {
-		log.Fatal(err)
-	}
-	token := slow.Fence()
-	<-slow.Done() // a pause that it does not notice
-
-	quick, err := locks.Lock(ctx, "doc")
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer quick.Unlock()
-	fmt.Println("quick:", write(quick.Fence(), "new"))
-	fmt.Println("slow is refused:", errors.Is(write(token, "old"), fence.ErrStale))
+	slow, quick := tokens(locks, "doc")
+	fmt.Println("quick:", write(quick, "new"))
+	fmt.Println("slow is refused:", errors.Is(write(slow, "old"), fence.ErrStale))
 	fmt.Println("stored:", db.Get(ctx, "{doc}").Val())
 	// Output:
 	// quick: <nil>

@@ -31,7 +31,7 @@ func save(ctx context.Context, db *sql.DB, name, body string, token uint64) erro
 // The locks may be anywhere; the guard is in the database of the reports. A client is paused beyond
 // its lease and then writes.
 func ExampleTx() {
-	locks := client(dlock.WithTTL(shortTTL))
+	locks := client()
 	defer locks.Close()
 	ctx, db := context.Background(), database
 	for _, query := range []string{"CREATE TABLE reports (name text PRIMARY KEY, body text); INSERT INTO reports VALUES ('nightly', '')", fence.Schema(fence.Postgres, "fences")} {
@@ -39,22 +39,11 @@ func ExampleTx() {
 			log.Fatal(err)
 		}
 	}
-	slow, err := locks.Lock(ctx, "reports/nightly", dlock.WithMaxHold(shortTTL))
-	if err != nil {
-		log.Fatal(err)
-	}
-	token := slow.Fence()
-	<-slow.Done() // a pause that it does not notice
-
-	quick, err := locks.Lock(ctx, "reports/nightly")
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer quick.Unlock() //nolint:errcheck // the example is over
-	fmt.Println("quick:", save(ctx, db, "nightly", "new", quick.Fence()))
-	fmt.Println("slow is refused:", errors.Is(save(ctx, db, "nightly", "old", token), fence.ErrStale))
+	slow, quick := tokens(locks, "reports/nightly")
+	fmt.Println("quick:", save(ctx, db, "nightly", "new", quick))
+	fmt.Println("slow is refused:", errors.Is(save(ctx, db, "nightly", "old", slow), fence.ErrStale))
 	var body string
-	err = db.QueryRowContext(ctx, "SELECT body FROM reports WHERE name = 'nightly'").Scan(&body)
+	err := db.QueryRowContext(ctx, "SELECT body FROM reports WHERE name = 'nightly'").Scan(&body)
 	fmt.Println("stored:", body, err)
 	// Output:
 	// quick: <nil>
