@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/printable"
 )
 
 // Do waits for the lock named key, calls fn under the lease's context, and releases the
@@ -72,7 +73,7 @@ type doError struct{ end, fn error }
 // Error returns one line and states each fact once: a function that its context ended usually
 // returns that context's cause.
 func (e *doError) Error() string {
-	end, fn := e.end.Error(), oneLine(e.fn.Error())
+	end, fn := e.end.Error(), printable.Line(e.fn.Error())
 	if strings.Contains(end, fn) {
 		return end
 	}

@@ -70,23 +70,7 @@ func (e *Error) Error() string {
 	default:
 		fmt.Fprintf(&b, "%v (gave up after %v: %v)", e.Err, printable.Duration(e.Waited), e.ContextErr)
 	}
-	return oneLine(b.String())
-}
-
-// oneLine joins the lines of an error, and escapes what may disturb a terminal: pgx has a line for
-// each address that it tried, the same for each try, and a server's text may have any characters.
-func oneLine(s string) string {
-	if !strings.Contains(s, "\n") {
-		return printable.Text(s)
-	}
-	var lines []string
-	for line := range strings.SplitSeq(s, "\n") {
-		line = strings.TrimSpace(line)
-		if n := len(lines); line != "" && (n == 0 || !strings.HasSuffix(lines[n-1], line)) {
-			lines = append(lines, line)
-		}
-	}
-	return printable.Text(strings.Join(lines, "; "))
+	return printable.Line(b.String())
 }
 
 // Unwrap returns the verdict and the context's error, as far as there are any.

@@ -22,7 +22,7 @@ func (c *Client) logLine(ctx context.Context, level slog.Level, msg string, attr
 		case slog.KindString:
 			attrs[i].Value = slog.StringValue(printable.Text(v.String()))
 		case slog.KindAny: // an error
-			attrs[i].Value = slog.StringValue(oneLine(v.String()))
+			attrs[i].Value = slog.StringValue(printable.Line(v.String()))
 		default:
 		}
 	}

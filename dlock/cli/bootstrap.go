@@ -93,7 +93,7 @@ func showMemory(out io.Writer, r *quorum.MemoryReport, withTerms bool) {
 		}
 		switch {
 		case n.Err != nil:
-			line += "; failed: " + oneLine(n.Err.Error())
+			line += "; failed: " + printable.Line(n.Err.Error())
 		case n.Done:
 			line += "; set"
 		}

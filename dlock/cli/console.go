@@ -83,7 +83,7 @@ func (b *backlog) put(optional bool, format string, args ...any) {
 		return
 	}
 	select {
-	case b.lines <- "dlock: " + oneLine(fmt.Sprintf(format, args...)) + "\n":
+	case b.lines <- "dlock: " + printable.Line(strings.TrimPrefix(fmt.Sprintf(format, args...), "dlock: ")) + "\n":
 	default:
 	}
 }
@@ -104,13 +104,6 @@ func (b *backlog) write() {
 func (b *backlog) close() {
 	close(b.stop)
 	<-b.finished
-}
-
-// oneLine joins the lines of an error, because a driver's may have several, and escapes what may
-// disturb a terminal.
-func oneLine(s string) string {
-	breaks := func(r rune) bool { return r == '\n' || r == '\r' || r == '\t' }
-	return printable.Text(strings.Join(strings.FieldsFunc(strings.TrimPrefix(s, "dlock: "), breaks), " "))
 }
 
 // exitError ends the program with a code, and a line on stderr unless text is empty.

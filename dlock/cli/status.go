@@ -115,7 +115,7 @@ func nodeCells(n *driver.NodeState, now time.Time) []string {
 		return stateCells(name, n.State, "after "+ago(n.Latency), now)
 	}
 	if n.Err != "" { // the node's name is in the first column
-		answer = strings.TrimLeft(strings.TrimPrefix(oneLine(n.Err), n.Node), ": ")
+		answer = strings.TrimLeft(strings.TrimPrefix(printable.Line(n.Err), n.Node), ": ")
 	}
 	return []string{name, "unknown", "", "", "", "", "", "", answer}
 }

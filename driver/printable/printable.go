@@ -34,6 +34,22 @@ func Text(s string) string {
 	return b.String()
 }
 
+// Line returns an error's text in one line, and escapes it as Text does: pgx has a line for each
+// address that it tried, the same for each try, and a server's text may have any characters.
+func Line(s string) string {
+	if !strings.Contains(s, "\n") {
+		return Text(s)
+	}
+	var lines []string
+	for line := range strings.SplitSeq(s, "\n") {
+		line = strings.TrimSpace(line)
+		if n := len(lines); line != "" && (n == 0 || !strings.HasSuffix(lines[n-1], line)) {
+			lines = append(lines, line)
+		}
+	}
+	return Text(strings.Join(lines, "; "))
+}
+
 // CommandLine returns a command line for a POSIX shell, with each argument quoted that must be:
 // the form of a driver.Diagnostic's Command. The arguments may hold names from a server.
 func CommandLine(args ...string) string {
