@@ -54,7 +54,7 @@ type Options struct {
 // use.
 type Collector struct {
 	class    func(string) string
-	stats    []stat
+	all      []prometheus.Collector
 	wait     *prometheus.HistogramVec
 	hold     *prometheus.HistogramVec
 	margin   prometheus.Histogram
@@ -64,13 +64,6 @@ type Collector struct {
 
 	mu      sync.Mutex
 	clients []*dlock.Client
-}
-
-// stat is a metric that is read from a client's Stats.
-type stat struct {
-	desc *prometheus.Desc
-	kind prometheus.ValueType
-	read func(*dlock.Stats) float64
 }
 
 var _ prometheus.Collector = (*Collector)(nil)
@@ -106,20 +99,23 @@ func New(o *Options) *Collector {
 	if c.class == nil {
 		c.anyWait, c.anyHold = c.wait.WithLabelValues(), c.hold.WithLabelValues()
 	}
-	add := func(kind prometheus.ValueType, name, help string, read func(*dlock.Stats) float64) {
-		c.stats = append(c.stats, stat{prometheus.NewDesc(name, help, nil, o.Labels), kind, read})
+	c.all = []prometheus.Collector{c.wait, c.hold, c.margin, c.failures}
+	gauge := func(name, help string, read func(*dlock.Stats) float64) {
+		c.all = append(c.all, prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help, ConstLabels: o.Labels}, c.sum(read)))
 	}
-	const gauge, counter = prometheus.GaugeValue, prometheus.CounterValue
-	add(gauge, "dlock_held", "Leases that are held.", func(s *dlock.Stats) float64 { return float64(s.Held) })
-	add(gauge, "dlock_waiting", "Calls of Lock that wait.", func(s *dlock.Stats) float64 { return float64(s.Waiting) })
-	add(counter, "dlock_acquired_total", "Leases granted.", func(s *dlock.Stats) float64 { return float64(s.Acquired) })
-	add(counter, "dlock_contended_total", "Requests that were answered held.", func(s *dlock.Stats) float64 { return float64(s.Contended) })
-	add(counter, "dlock_failed_total", "Requests that failed otherwise than by contention.", func(s *dlock.Stats) float64 { return float64(s.Failed) })
-	add(counter, "dlock_renewed_total", "Renewals that succeeded.", func(s *dlock.Stats) float64 { return float64(s.Renewed) })
-	add(counter, "dlock_renewals_failed_total", "Renewals that failed.", func(s *dlock.Stats) float64 { return float64(s.RenewalFailed) })
-	add(counter, "dlock_lost_total", "Leases lost.", func(s *dlock.Stats) float64 { return float64(s.Lost) })
-	add(counter, "dlock_released_total", "Releases that succeeded.", func(s *dlock.Stats) float64 { return float64(s.Released) })
-	add(counter, "dlock_releases_failed_total", "Releases of which it is unknown whether they succeeded.", func(s *dlock.Stats) float64 { return float64(s.ReleaseFailed) })
+	counter := func(name, help string, read func(*dlock.Stats) float64) {
+		c.all = append(c.all, prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help, ConstLabels: o.Labels}, c.sum(read)))
+	}
+	gauge("dlock_held", "Leases that are held.", func(s *dlock.Stats) float64 { return float64(s.Held) })
+	gauge("dlock_waiting", "Calls of Lock that wait.", func(s *dlock.Stats) float64 { return float64(s.Waiting) })
+	counter("dlock_acquired_total", "Leases granted.", func(s *dlock.Stats) float64 { return float64(s.Acquired) })
+	counter("dlock_contended_total", "Requests that were answered held.", func(s *dlock.Stats) float64 { return float64(s.Contended) })
+	counter("dlock_failed_total", "Requests that failed otherwise than by contention.", func(s *dlock.Stats) float64 { return float64(s.Failed) })
+	counter("dlock_renewed_total", "Renewals that succeeded.", func(s *dlock.Stats) float64 { return float64(s.Renewed) })
+	counter("dlock_renewals_failed_total", "Renewals that failed.", func(s *dlock.Stats) float64 { return float64(s.RenewalFailed) })
+	counter("dlock_lost_total", "Leases lost.", func(s *dlock.Stats) float64 { return float64(s.Lost) })
+	counter("dlock_released_total", "Releases that succeeded.", func(s *dlock.Stats) float64 { return float64(s.Released) })
+	counter("dlock_releases_failed_total", "Releases of which it is unknown whether they succeeded.", func(s *dlock.Stats) float64 { return float64(s.ReleaseFailed) })
 	return c
 }
 
@@ -131,38 +127,31 @@ func (c *Collector) Add(clients ...*dlock.Client) {
 	c.clients = append(c.clients, clients...)
 }
 
+// sum returns a function that sums what read finds in the clients' Stats.
+func (c *Collector) sum(read func(*dlock.Stats) float64) func() float64 {
+	return func() (sum float64) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		for _, client := range c.clients {
+			stats := client.Stats()
+			sum += read(&stats)
+		}
+		return sum
+	}
+}
+
 // Describe implements prometheus.Collector.
 func (c *Collector) Describe(to chan<- *prometheus.Desc) {
-	for i := range c.stats {
-		to <- c.stats[i].desc
-	}
-	for _, v := range c.vectors() {
+	for _, v := range c.all {
 		v.Describe(to)
 	}
 }
 
 // Collect implements prometheus.Collector.
 func (c *Collector) Collect(to chan<- prometheus.Metric) {
-	c.mu.Lock()
-	stats := make([]dlock.Stats, len(c.clients))
-	for i, client := range c.clients {
-		stats[i] = client.Stats()
-	}
-	c.mu.Unlock()
-	for i := range c.stats {
-		s, sum := &c.stats[i], 0.0
-		for j := range stats {
-			sum += s.read(&stats[j])
-		}
-		to <- prometheus.MustNewConstMetric(s.desc, s.kind, sum)
-	}
-	for _, v := range c.vectors() {
+	for _, v := range c.all {
 		v.Collect(to)
 	}
-}
-
-func (c *Collector) vectors() []prometheus.Collector {
-	return []prometheus.Collector{c.wait, c.hold, c.margin, c.failures}
 }
 
 // Hooks returns the hooks that report a client. dlock.WithHooks may be given more than once.
