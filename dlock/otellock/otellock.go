@@ -113,26 +113,22 @@ func New(opts ...Option) (*Telemetry, error) {
 // dlock.lease.held and dlock.lease.waiting. Call it once, with all clients. The returned error
 // comes from the meter.
 func (t *Telemetry) Observe(clients ...*dlock.Client) error {
-	held, err := t.meter.Int64ObservableUpDownCounter("dlock.lease.held", metric.WithUnit("{lease}"), metric.WithDescription("Leases that are held."))
-	if err != nil {
-		return err
-	}
-	waiting, err := t.meter.Int64ObservableUpDownCounter("dlock.lease.waiting", metric.WithUnit("{call}"), metric.WithDescription("Calls of Lock that wait."))
-	if err != nil {
-		return err
-	}
-	_, err = t.meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
-		var h, w int64
-		for _, c := range clients {
-			s := c.Stats()
-			h += int64(s.Held)
-			w += int64(s.Waiting)
+	observe := func(name, unit, help string, read func(*dlock.Stats) int) error {
+		sum := func(_ context.Context, o metric.Int64Observer) error {
+			n := 0
+			for _, c := range clients {
+				stats := c.Stats()
+				n += read(&stats)
+			}
+			o.Observe(int64(n))
+			return nil
 		}
-		o.ObserveInt64(held, h)
-		o.ObserveInt64(waiting, w)
-		return nil
-	}, held, waiting)
-	return err
+		_, err := t.meter.Int64ObservableUpDownCounter(name, metric.WithUnit(unit), metric.WithDescription(help), metric.WithInt64Callback(sum))
+		return err
+	}
+	return errors.Join(
+		observe("dlock.lease.held", "{lease}", "Leases that are held.", func(s *dlock.Stats) int { return s.Held }),
+		observe("dlock.lease.waiting", "{call}", "Calls of Lock that wait.", func(s *dlock.Stats) int { return s.Waiting }))
 }
 
 // Hooks returns the hooks that report a client. dlock.WithHooks may be given more than once.
