@@ -197,15 +197,13 @@ func unknownDriver(name string) error {
 // splitParams takes ttl and prefix out of a DSN. Parameters stand after the first
 // '?', separated by '&'; or, where the DSN is a list of URLs, between its commas, or spaces.
 func splitParams(dsn string) (rest string, params map[string]string, err error) {
-	sep, head, tail := "&", dsn, ""
-	_, opaque, _ := strings.Cut(dsn, ":")
-	if strings.HasPrefix(dsn, "both:") {
-		sep, head, tail = " ", dsn[:len(dsn)-len(opaque)], opaque
+	head, tail, _ := strings.Cut(dsn, "?")
+	sep := "&"
+	name, opaque, _ := strings.Cut(dsn, ":")
+	if name == "both" {
+		head, tail, sep = name+":", opaque, " "
 	} else if !strings.HasPrefix(opaque, "//") && strings.Contains(opaque, "://") {
-		sep = ","
-		head, tail = dsn[:len(dsn)-len(opaque)], opaque
-	} else if i := strings.IndexByte(dsn, '?'); i >= 0 {
-		head, tail = dsn[:i], dsn[i+1:]
+		head, tail, sep = name+":", opaque, ","
 	}
 	params = map[string]string{}
 	var others []string
@@ -224,12 +222,9 @@ func splitParams(dsn string) (rest string, params map[string]string, err error) 
 			return "", nil, driver.Invalid("parameter "+strconv.Quote(name), "is not percent-encoded correctly")
 		}
 	}
-	rest = head
-	if len(others) > 0 && tail != "" {
-		if sep == "&" {
-			rest += "?"
-		}
-		rest += strings.Join(others, sep)
+	rest = strings.Join(others, sep)
+	if sep == "&" && rest != "" {
+		rest = "?" + rest
 	}
-	return rest, params, nil
+	return head + rest, params, nil
 }
