@@ -38,3 +38,20 @@ func Understood(op int32, body []byte) bool {
 	_, _ = r.answer(op)
 	return !r.failed
 }
+
+// Definite reports whether this error of a server settles what a request did.
+func Definite(code int32) bool { return definite(serverError(code)) }
+
+// SetRequest sets the number of the last request on each connection.
+func (b *Backend) SetRequest(number int32) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for s := range b.all {
+		s.mu.Lock()
+		l := s.link
+		s.mu.Unlock()
+		l.mu.Lock()
+		l.number = number
+		l.mu.Unlock()
+	}
+}

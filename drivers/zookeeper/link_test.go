@@ -1,6 +1,7 @@
 package zookeeper_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"io"
@@ -22,7 +23,8 @@ func numbers(all ...any) (b []byte) {
 	return b
 }
 
-// TestAHostileServerEndsNothing: whatever a server sends neither ends the process nor takes all memory.
+// TestAHostileServerEndsNothing: whatever a server sends neither ends the process nor takes all memory
+// or all processor time.
 func TestAHostileServerEndsNothing(t *testing.T) {
 	t.Parallel()
 	greeting := func(timeout int32) []byte {
@@ -49,12 +51,14 @@ func TestAHostileServerEndsNothing(t *testing.T) {
 			l, err := net.Listen("tcp", "127.0.0.1:0")
 			must(t, err)
 			t.Cleanup(func() { _ = l.Close() })
+			var connections atomic.Int64
 			go func() {
 				for {
 					c, err := l.Accept()
 					if err != nil {
 						return
 					}
+					connections.Add(1)
 					go func() {
 						defer c.Close() //nolint:errcheck // a test
 						for _, packet := range sent {
@@ -71,7 +75,20 @@ func TestAHostileServerEndsNothing(t *testing.T) {
 			if _, err := b.Acquire(t.Context(), drivertest.NewRequest("k", 2*time.Second)); drivertest.Verdict(err) != "unknown" {
 				t.Errorf("Acquire: %v", err)
 			}
+			if n := connections.Load(); n > 20 {
+				t.Errorf("%d connections in 300 ms", n)
+			}
 		})
+	}
+}
+
+// TestNestedTransactions: a transaction in each of a transaction's parts is no answer, however deep
+// they would be in the largest packet.
+func TestNestedTransactions(t *testing.T) {
+	t.Parallel()
+	part := numbers(int32(14), false, int32(-1))
+	if zookeeper.Understood(14, bytes.Repeat(part, 64<<20/len(part))) {
+		t.Error("a transaction without an end is understood")
 	}
 }
 

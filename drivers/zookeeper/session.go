@@ -42,11 +42,12 @@ type session struct {
 	watches map[string]chan struct{} // by node; closed when it is deleted or changes
 }
 
-// How long a session without users is kept, and the longest time between two requests that
-// check the server.
+// How long a session without users is kept, and the longest times between two requests that check
+// the server, and between two connections.
 const (
 	longestIdle  = time.Minute
 	longestTouch = time.Second
+	longestPause = 300 * time.Millisecond
 )
 
 // sessionTimeout returns the session timeout for leases of this TTL. See the package's
@@ -90,21 +91,24 @@ func (s *session) run() {
 		l, err := s.connect(s.b.hosts[host], s.b.silence()*time.Duration(1+min(slow/len(s.b.hosts), 4)))
 		switch {
 		case err == nil:
-			fails, slow = 0, 0
+			slow = 0
 			s.attach(l)
 			s.serve(l, tick.C)
-			continue
+			if time.Since(l.dialed) > longestPause { // otherwise the server may greet, and end every connection at once
+				fails = 0
+			}
 		case errors.Is(err, errExpired):
 			s.die(errExpired, false)
 			continue
+		default:
+			if errors.Is(err, errSlow) {
+				slow++
+			}
+			s.mu.Lock()
+			s.reason = err.Error()
+			s.mu.Unlock()
 		}
-		if errors.Is(err, errSlow) {
-			slow++
-		}
-		s.mu.Lock()
-		s.reason = err.Error()
-		s.mu.Unlock()
-		pause := time.NewTimer(min(5*time.Millisecond<<min(fails, 10), 300*time.Millisecond))
+		pause := time.NewTimer(min(5*time.Millisecond<<min(fails, 10), longestPause))
 		select {
 		case <-pause.C:
 		case <-s.ctx.Done():

@@ -39,17 +39,19 @@ const (
 type serverError int32
 
 const (
-	errInconsistent serverError = -2
-	errTimeout      serverError = -7
-	errNoNode       serverError = -101
-	errNoAuth       serverError = -102
-	errBadVersion   serverError = -103
-	errNodeExists   serverError = -110
-	errNotEmpty     serverError = -111
-	errNoSession    serverError = -112
-	errInvalidACL   serverError = -114
-	errAuthFailed   serverError = -115
-	errSessionMoved serverError = -118
+	errBadArguments   serverError = -8
+	firstVerdict      serverError = -100 // most of those above it are failures of the server itself
+	errNoNode         serverError = -101
+	errNoAuth         serverError = -102
+	errBadVersion     serverError = -103
+	errNodeExists     serverError = -110
+	errNotEmpty       serverError = -111
+	errNoSession      serverError = -112
+	errInvalidACL     serverError = -114
+	errAuthFailed     serverError = -115
+	errSessionMoved   serverError = -118
+	errRequestTimeout serverError = -122
+	errThrottled      serverError = -127
 )
 
 func (e serverError) Error() string { return "the server answers with error " + strconv.Itoa(int(e)) }
@@ -204,11 +206,11 @@ func (r *reader) answer(op int32) (a answer, err error) {
 			if r.failed || last[0] != 0 {
 				return a, err
 			}
-			switch part, _ := r.answer(kind); kind {
+			switch kind { // no part is a transaction: a server might nest them without end
 			case opCreate:
-				a.node = part.node
+				a.node = string(r.bytes())
 			case opSet:
-				a.stat = part.stat
+				a.stat = r.stat()
 			case opError: // of the parts before the one that failed: 0
 				if failed := serverError(r.number()); err == nil && failed != 0 {
 					err = failed
