@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
@@ -71,6 +72,18 @@ func (f *Findings) Clock(server, sent time.Time) {
 	if offset.Abs() > margin+time.Second {
 		d := f.Add("clock-offset", driver.SeverityWarning, "run NTP on both", "the server's clock and this machine's differ by %v; leases do not depend on it, but tokens of other backends may be out of order with these", offset.Round(time.Millisecond))
 		d.Measured = offset.Round(time.Millisecond).String()
+	}
+}
+
+// Members adds a warning if a cluster with this many voting members does not survive the loss of one,
+// or the backend knows one address of several.
+func (f *Findings) Members(voters, addresses int) {
+	switch {
+	case voters < 3:
+		f.Add("few-members", driver.SeverityWarning, "run three or five members", "the cluster does not survive the loss of a member").Measured = strconv.Itoa(max(voters, 1))
+	case addresses == 1:
+		f.Add("one-address", driver.SeverityWarning, "name all members in the URL, separated by commas", "the backend knows the address of one member").
+			Measured = "1 of " + strconv.Itoa(voters)
 	}
 }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -245,12 +244,6 @@ func (b *Backend) checkCluster(ctx context.Context, c *clientv3.Client, found *b
 	if err != nil {
 		return // the user may not read it
 	}
-	voters := len(slices.DeleteFunc(list.Members, func(m *etcdserverpb.Member) bool { return m.IsLearner }))
-	switch {
-	case voters < 3:
-		found.Add("few-members", driver.SeverityWarning, "run three or five members", "the cluster does not survive the loss of a member").Measured = strconv.Itoa(voters)
-	case len(c.Endpoints()) == 1:
-		found.Add("one-address", driver.SeverityWarning, "name all members in the URL, separated by commas", "the backend knows the address of one member").
-			Measured = "1 of " + strconv.Itoa(voters)
-	}
+	voters := slices.DeleteFunc(list.Members, func(m *etcdserverpb.Member) bool { return m.IsLearner })
+	found.Members(len(voters), len(c.Endpoints()))
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"strconv"
 	"strings"
 	"time"
 
@@ -207,14 +206,7 @@ func (b *Backend) checkEnsemble(ctx context.Context, s *session, found *base.Fin
 			voters++
 		}
 	}
-	switch {
-	case voters < 3:
-		found.Add("few-members", driver.SeverityWarning, "run three or five members", "the ensemble does not survive the loss of a member").
-			Measured = strconv.Itoa(max(voters, 1))
-	case len(b.hosts) == 1:
-		found.Add("one-address", driver.SeverityWarning, "name all members in the URL, separated by commas", "the backend knows the address of one member").
-			Measured = "1 of " + strconv.Itoa(voters)
-	}
+	found.Members(voters, len(b.hosts))
 	return nil
 }
 
