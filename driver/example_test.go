@@ -81,12 +81,9 @@ func (b *backend) Info() driver.Info {
 }
 
 func (b *backend) Acquire(ctx context.Context, req *driver.Request) (driver.Lease, error) {
-	if err := b.Info().Check(b.prefix, req); err != nil {
-		return nil, err // before any I/O (rule 4)
-	}
-	call, err := b.calls.Begin(ctx, b.calls.Bound(req.TTL))
+	call, err := b.calls.BeginAcquire(ctx, b.Info(), b.prefix, req)
 	if err != nil {
-		return nil, err
+		return nil, err // before any I/O (rule 4)
 	}
 	defer call.End()
 	l := &lease{b: b, key: b.prefix + req.Key, owner: req.Owner}
@@ -220,18 +217,15 @@ func (b *backend) List(ctx context.Context, prefix string, yield func(*driver.St
 }
 
 func (b *backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
-	call, err := b.calls.Begin(ctx, b.calls.Bound(0))
-	if err != nil {
-		return nil, err
-	}
-	defer call.End()
 	found, sent := base.Findings{Node: "kv"}, time.Now()
-	_, now, err := b.server.get(call, "")
-	if err == nil {
-		found.Clock(now, sent)
-		found.Add("version", driver.SeverityNote, "", "version 1")
-	}
-	return found.Result(call.Failed(err))
+	return found.Result(b.calls.Do(ctx, b.calls.Bound(0), func(call *base.Call) error {
+		_, now, err := b.server.get(call, "")
+		if err == nil {
+			found.Clock(now, sent)
+			found.Add("version", driver.SeverityNote, "", "version 1")
+		}
+		return err
+	}))
 }
 
 func (b *backend) Break(ctx context.Context, key string, h driver.Holder) error {
@@ -242,13 +236,8 @@ func (b *backend) Break(ctx context.Context, key string, h driver.Holder) error 
 	if len(s.Holders) == 0 || s.Holders[0].Fence != h.Fence {
 		return driver.ErrLost
 	}
-	call, err := b.calls.Begin(ctx, b.calls.Bound(0))
-	if err != nil {
-		return err
-	}
-	defer call.End()
 	l := &lease{b: b, key: b.prefix + key, owner: s.Holders[0].Owner, grant: driver.Grant{Fence: h.Fence}}
-	return call.Failed(l.release(call))
+	return b.calls.Do(ctx, b.calls.Bound(0), l.release)
 }
 
 // A whole driver, used as dlock uses it.

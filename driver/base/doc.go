@@ -8,11 +8,12 @@
 //	Findings    the findings of Check
 //
 // The example in package driver is a whole driver with it. A Backend has a Calls, begins each call
-// with Begin, ends its errors with Failed, and is closed by Close:
+// with BeginAcquire or Begin, ends its errors with Failed, or does both with Do, and is closed by
+// Close:
 //
-//	call, err := b.calls.Begin(ctx, b.calls.Bound(req.TTL))
+//	call, err := b.calls.BeginAcquire(ctx, b.info, b.prefix, req)
 //	if err != nil {
-//		return nil, err // ErrClosed
+//		return nil, err // ErrInvalid, or ErrClosed
 //	}
 //	defer call.End()
 //	start := time.Now()                    // rule 3
