@@ -53,7 +53,7 @@ type wireRequest struct {
 	Ahead    time.Duration // of the machine's wall clock
 }
 
-// wireReply is the answer to a wireRequest. One without an ID says that the lease was lost.
+// wireReply is the answer to a wireRequest.
 type wireReply struct {
 	ID      int64
 	Info    *driver.Info
@@ -62,6 +62,7 @@ type wireReply struct {
 	Fence   uint64
 	Voted   bool
 	CanLose bool // the grant has a channel Lost
+	Gone    bool // that channel is closed
 
 	Verdict  verdict // of the error
 	Text     string
@@ -69,8 +70,6 @@ type wireReply struct {
 	Canceled bool // or context.Canceled
 	Held     *driver.HeldError
 	After    time.Duration // RefusedError.RetryAfter
-
-	lost chan struct{} // of the parent, in an answer to Acquire
 }
 
 // setError describes an error.
@@ -124,7 +123,7 @@ func (r *wireReply) setGrant(g driver.Grant, ahead time.Duration) {
 
 // grant rebuilds the grant that setGrant described.
 func (r *wireReply) grant() driver.Grant {
-	g := driver.Grant{Fence: r.Fence, Lost: r.lost}
+	g := driver.Grant{Fence: r.Fence}
 	if r.Expires != 0 {
 		g.Expires = time.Unix(0, r.Expires)
 	}
@@ -150,7 +149,7 @@ func serveClient(in io.Reader, out io.Writer, open func(string) (driver.Backend,
 	if err := replies.Encode(&reply); err != nil || reply.Info == nil {
 		return err
 	}
-	s := &clientServer{backend: b, replies: replies, leases: map[int64]*servedLease{}, cancels: map[int64]context.CancelFunc{}}
+	s := &clientServer{backend: b, replies: replies, leases: map[int64]driver.Lease{}, cancels: map[int64]context.CancelFunc{}}
 	var calls sync.WaitGroup
 	for {
 		var req wireRequest
@@ -166,9 +165,6 @@ func serveClient(in io.Reader, out io.Writer, open func(string) (driver.Backend,
 	}
 	err = b.Close()
 	calls.Wait()
-	for _, l := range s.leases { // it may have ended their session
-		s.tell(l, true)
-	}
 	return err
 }
 
@@ -179,42 +175,8 @@ type clientServer struct {
 
 	mu      sync.Mutex
 	replies *json.Encoder
-	leases  map[int64]*servedLease // by the request that acquired them
+	leases  map[int64]driver.Lease // by the request that acquired them
 	cancels map[int64]context.CancelFunc
-}
-
-// servedLease is a lease of the parent.
-type servedLease struct {
-	driver.Lease
-	id   int64
-	told chan struct{} // closed when nothing more is told of it
-}
-
-// tell tells the parent if the lease was lost. Nothing is told after the last call.
-func (s *clientServer) tell(l *servedLease, last bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if over(l.told) {
-		return
-	}
-	gone := over(l.Grant().Lost)
-	if gone {
-		_ = s.replies.Encode(&wireReply{Lease: l.id}) // the parent may have ended
-	}
-	if gone || last {
-		close(l.told)
-	}
-}
-
-// watch tells the parent when the lease is lost.
-func (s *clientServer) watch(l *servedLease) {
-	for !over(l.told) {
-		select {
-		case <-l.Grant().Lost: // of this lease, or of another one with the same channel
-			s.tell(l, false)
-		case <-l.told:
-		}
-	}
 }
 
 func (s *clientServer) begin(req *wireRequest) context.Context {
@@ -251,22 +213,20 @@ func (s *clientServer) serve(ctx context.Context, req *wireRequest) {
 		}
 	case req.Do == "acquire":
 		reply.Lease = req.ID
-		var got driver.Lease
-		if got, err = s.backend.Acquire(ctx, req.Request); err == nil {
-			l = &servedLease{Lease: got, id: req.ID, told: make(chan struct{})}
+		if l, err = s.backend.Acquire(ctx, req.Request); err == nil {
 			reply.setGrant(l.Grant(), s.ahead)
 		}
 	case l == nil:
 		err = driver.ErrLost // it was released
 	case req.Do == "renew":
-		s.tell(l, false)
+		before := l.Grant().Lost
 		var g driver.Grant
 		if g, err = l.Renew(ctx, req.Renewal); err == nil {
 			reply.setGrant(g, s.ahead)
 		}
-		s.tell(l, false)
+		reply.Gone = over(before) || over(l.Grant().Lost)
 	default:
-		s.tell(l, true) // Release may close Lost by itself
+		reply.Gone = over(l.Grant().Lost) // before Release, which may close Lost by itself
 		err = l.Release(ctx)
 	}
 	reply.setError(err)
@@ -275,9 +235,6 @@ func (s *clientServer) serve(ctx context.Context, req *wireRequest) {
 	switch v := reply.Verdict; {
 	case req.Do == "acquire" && v == granted:
 		s.leases[req.ID] = l
-		if reply.CanLose {
-			go s.watch(l)
-		}
 	case req.Do == "release" && (v == granted || v == lost):
 		delete(s.leases, req.Lease)
 	}
@@ -296,7 +253,6 @@ type Client struct {
 	mu      sync.Mutex
 	last    int64
 	waiting map[int64]chan wireReply
-	losses  map[int64]chan struct{} // of the leases that may still be lost: each is closed then
 	gone    bool
 }
 
@@ -320,7 +276,7 @@ func StartClient(url string) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Client{cmd: cmd, pipe: in, ended: make(chan struct{}), waiting: map[int64]chan wireReply{}, losses: map[int64]chan struct{}{}}
+	c := &Client{cmd: cmd, pipe: in, ended: make(chan struct{}), waiting: map[int64]chan wireReply{}}
 	started := make(chan error)
 	go c.process(out, started)
 	if err := <-started; err != nil {
@@ -376,19 +332,10 @@ func (c *Client) process(out io.Reader, started chan<- error) {
 	close(c.ended)
 }
 
-// receive passes an answer on to its call, and a loss to its lease. The calls after a loss are
-// answered after it.
+// receive passes an answer on to its call.
 func (c *Client) receive(r *wireReply) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if lost := c.losses[r.Lease]; r.ID == 0 && lost != nil {
-		close(lost)
-		delete(c.losses, r.Lease)
-	}
-	if r.CanLose && r.Lease == r.ID {
-		r.lost = make(chan struct{})
-		c.losses[r.ID] = r.lost
-	}
 	if answered := c.waiting[r.ID]; answered != nil {
 		answered <- *r
 		delete(c.waiting, r.ID)
@@ -453,7 +400,12 @@ func (c *Client) Acquire(ctx context.Context, req *driver.Request) (driver.Lease
 	if err != nil {
 		return nil, err
 	}
-	return &clientLease{client: c, id: r.Lease, grant: r.grant()}, nil
+	l := &clientLease{client: c, id: r.Lease, grant: r.grant()}
+	if r.CanLose {
+		l.lost = make(chan struct{})
+		l.grant.Lost = l.lost
+	}
+	return l, nil
 }
 
 // Info returns the backend's Info.
@@ -482,16 +434,28 @@ func (c *Client) Kill() {
 func (c *Client) Pause() error  { return stopProcess(c.cmd.Process) }
 func (c *Client) Resume() error { return continueProcess(c.cmd.Process) }
 
-// clientLease is a lease of a Client. Its Lost is closed when the process says that the backend
-// has learned of the loss; a process that is killed says nothing, nor does one that is stopped, as
-// long as it is. Once a call is answered, Lost is closed if the lease was lost before that call. No
-// loss is told after Release was called.
+// clientLease is a lease of a Client. Once a call is answered, its Lost is closed if the backend had
+// learned of the loss before that call; before the next call, or from a process that is gone, nothing
+// is heard.
 type clientLease struct {
 	client *Client
 	id     int64
 
 	mu    sync.Mutex
+	lost  chan struct{} // nil: it cannot tell
 	grant driver.Grant
+}
+
+// call makes a call of the lease.
+func (l *clientLease) call(ctx context.Context, req *wireRequest) (wireReply, error) {
+	req.Lease = l.id
+	r, err := l.client.call(ctx, req)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if r.Gone && l.lost != nil && !over(l.lost) {
+		close(l.lost)
+	}
+	return r, err
 }
 
 func (l *clientLease) Grant() driver.Grant {
@@ -501,7 +465,7 @@ func (l *clientLease) Grant() driver.Grant {
 }
 
 func (l *clientLease) Renew(ctx context.Context, renewal *driver.Renewal) (driver.Grant, error) {
-	r, err := l.client.call(ctx, &wireRequest{Do: "renew", Lease: l.id, Renewal: renewal})
+	r, err := l.call(ctx, &wireRequest{Do: "renew", Renewal: renewal})
 	if err != nil {
 		return driver.Grant{}, err
 	}
@@ -512,9 +476,6 @@ func (l *clientLease) Renew(ctx context.Context, renewal *driver.Renewal) (drive
 }
 
 func (l *clientLease) Release(ctx context.Context) error {
-	_, err := l.client.call(ctx, &wireRequest{Do: "release", Lease: l.id})
-	l.client.mu.Lock()
-	defer l.client.mu.Unlock()
-	delete(l.client.losses, l.id)
+	_, err := l.call(ctx, &wireRequest{Do: "release"})
 	return err
 }
