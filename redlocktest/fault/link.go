@@ -57,11 +57,9 @@ func (l *link) closeSide(d Direction) {
 	}
 }
 
-// reset closes a connection so that the peer gets a reset. (TCP only: unix sockets have none.)
+// reset closes a connection so that the peer gets a reset.
 func reset(c net.Conn) {
-	if tcp, ok := c.(*net.TCPConn); ok {
-		_ = tcp.SetLinger(0) // it may be closed already
-	}
+	_ = c.(*net.TCPConn).SetLinger(0) // it may be closed already
 	_ = c.Close()
 }
 
@@ -91,7 +89,7 @@ func (l *link) dial() (net.Conn, error) {
 		return nil, nil
 	}
 	var d net.Dialer
-	c, err := d.DialContext(l.ctx, l.proxy.network, l.proxy.target)
+	c, err := d.DialContext(l.ctx, "tcp", l.proxy.target)
 	if err != nil {
 		return nil, err
 	}
@@ -214,9 +212,7 @@ func (l *link) finish(d Direction, to net.Conn, broken bool) bool {
 	if broken {
 		return false
 	}
-	if half, ok := to.(interface{ CloseWrite() error }); ok {
-		_ = half.CloseWrite() // the receiver may be gone
-	}
+	_ = to.(*net.TCPConn).CloseWrite() // the receiver may be gone
 	return true
 }
 
@@ -255,7 +251,7 @@ func (l *link) finishBoth() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, side := range l.sides {
-		if half, ok := side.(interface{ CloseWrite() error }); ok {
+		if half, ok := side.(*net.TCPConn); ok { // there may be no server yet
 			_ = half.CloseWrite() // it may be gone
 		}
 	}

@@ -4,9 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
-	"path/filepath"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -36,10 +33,9 @@ func (d Direction) String() string {
 // safe for concurrent use; none waits for the network. It never delays the making of a
 // connection, which the kernel does.
 type Proxy struct {
-	network, target string
-	folder          string     // of its unix socket
-	port            *port.Port // reserved even while it refuses; nil: a unix socket
-	addr            string
+	target string
+	port   *port.Port // reserved even while it refuses; nil once it is closed
+	addr   string
 
 	stats   [2]atomic.Int64 // bytes forwarded, by direction
 	conns   atomic.Int64
@@ -75,41 +71,16 @@ func NewProxy(t testing.TB, target string) *Proxy {
 	return p
 }
 
-// Start starts a proxy in front of target: "host:port", or the path of a unix socket,
-// in front of which it listens on a unix socket too. The caller closes it. The target
-// need not be there yet.
+// Start starts a proxy in front of target, "host:port". The caller closes it. The target need not be
+// there yet.
 func Start(target string) (*Proxy, error) {
-	p := &Proxy{network: "tcp", target: target, links: map[*link]bool{}}
-	if strings.ContainsRune(target, os.PathSeparator) {
-		p.network = "unix"
-		folder, err := os.MkdirTemp("", "redlock-")
-		if err != nil {
-			return nil, err
-		}
-		p.folder, p.addr = folder, filepath.Join(folder, "sock")
-	} else {
-		reserved, l, err := port.Listen()
-		if err != nil {
-			return nil, err
-		}
-		p.port, p.addr = reserved, reserved.Addr()
-		p.attend(l)
-		return p, nil
-	}
-	if err := p.listen(); err != nil {
-		return nil, errors.Join(err, os.RemoveAll(p.folder))
-	}
-	return p, nil
-}
-
-// listen begins to accept. The caller holds p.mu or is the only one.
-func (p *Proxy) listen() error {
-	l, err := net.Listen(p.network, p.addr)
+	reserved, l, err := port.Listen()
 	if err != nil {
-		return fmt.Errorf("listen for %s: %w", p.target, err)
+		return nil, err
 	}
+	p := &Proxy{target: target, port: reserved, addr: reserved.Addr(), links: map[*link]bool{}}
 	p.attend(l)
-	return nil
+	return p, nil
 }
 
 // attend accepts from l. The caller holds p.mu or is the only one.
@@ -119,7 +90,7 @@ func (p *Proxy) attend(l net.Listener) {
 	go p.accept(l)
 }
 
-// Addr returns the address for clients: "127.0.0.1:port", or the path of a unix socket.
+// Addr returns the address for clients: "127.0.0.1:port".
 func (p *Proxy) Addr() string { return p.addr }
 
 // Stats are counts since the start. Bytes are counted before they are forwarded, so the counts
@@ -272,7 +243,12 @@ func (p *Proxy) Restore() error {
 	if p.listener != nil {
 		return nil
 	}
-	return p.listen()
+	l, err := net.Listen("tcp", p.addr)
+	if err != nil {
+		return fmt.Errorf("listen for %s: %w", p.target, err)
+	}
+	p.attend(l)
+	return nil
 }
 
 // Close cuts all connections and returns when all goroutines of the proxy have ended.
@@ -283,9 +259,6 @@ func (p *Proxy) Close() error {
 	p.resume()
 	p.mu.Unlock()
 	p.running.Wait()
-	if p.folder != "" {
-		err = errors.Join(err, os.RemoveAll(p.folder))
-	}
 	return errors.Join(err, p.release())
 }
 

@@ -7,7 +7,6 @@ import (
 	"io"
 	"net"
 	"os"
-	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
@@ -50,16 +49,9 @@ type echo struct {
 	ends chan error  // how connections ended; nil: orderly
 }
 
-func newEcho(t *testing.T, network string) *echo {
+func newEcho(t *testing.T) *echo {
 	t.Helper()
-	addr := "127.0.0.1:0"
-	if network == "unix" {
-		folder, err := os.MkdirTemp("", "s") // t.TempDir has the test's name: too long for a socket
-		must(t, err)
-		t.Cleanup(func() { _ = os.RemoveAll(folder) })
-		addr = filepath.Join(folder, "sock")
-	}
-	l, err := net.Listen(network, addr)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
 	must(t, err)
 	e := &echo{addr: l.Addr().String(), got: make(chan string, 1000), ends: make(chan error, 100)}
 	var all sync.WaitGroup
@@ -130,7 +122,7 @@ type client struct {
 func dial(t *testing.T, p *Proxy) *client {
 	t.Helper()
 	accepted := p.Stats().Conns
-	c, err := net.Dial(p.network, p.Addr())
+	c, err := net.Dial("tcp", p.Addr())
 	must(t, err)
 	t.Cleanup(func() { _ = c.Close() })
 	for end := time.Now().Add(patience); p.Stats().Conns == accepted; time.Sleep(time.Millisecond) {
@@ -206,7 +198,7 @@ func isCut(t *testing.T, c *client) {
 	t.Helper()
 	must(t, c.SetDeadline(time.Now().Add(patience)))
 	_, err := io.Copy(io.Discard, c.r)
-	if c.RemoteAddr().Network() == "tcp" && !errors.Is(err, syscall.ECONNRESET) && runtime.GOOS != "windows" {
+	if !errors.Is(err, syscall.ECONNRESET) && runtime.GOOS != "windows" {
 		t.Fatalf("the connection ended with %v, want a reset", err)
 	}
 	if errors.Is(err, os.ErrDeadlineExceeded) {
@@ -227,164 +219,153 @@ func receive[T any](t *testing.T, from <-chan T, what string) T {
 	}
 }
 
-// networks runs a test over TCP and over unix sockets.
-func networks(t *testing.T, test func(t *testing.T, e *echo, p *Proxy)) {
-	for _, network := range []string{"tcp", "unix"} {
-		t.Run(network, func(t *testing.T) {
-			e := newEcho(t, network)
-			test(t, e, NewProxy(t, e.addr))
-		})
-	}
+// through makes a server, and a proxy in front of it.
+func through(t *testing.T) (*echo, *Proxy) {
+	e := newEcho(t)
+	return e, NewProxy(t, e.addr)
 }
 
 func TestForwardsAndCounts(t *testing.T) {
-	networks(t, func(t *testing.T, e *echo, p *Proxy) {
-		var all sync.WaitGroup
-		for i := range 8 {
-			c := dial(t, p)
-			all.Go(func() {
-				for j := range 50 {
-					line := fmt.Sprintf("%d/%d", i, j)
-					if got, err := c.ask(line, patience); got != line || err != nil {
-						t.Errorf("%q, %v", got, err)
-						return
-					}
+	_, p := through(t)
+	var all sync.WaitGroup
+	for i := range 8 {
+		c := dial(t, p)
+		all.Go(func() {
+			for j := range 50 {
+				line := fmt.Sprintf("%d/%d", i, j)
+				if got, err := c.ask(line, patience); got != line || err != nil {
+					t.Errorf("%q, %v", got, err)
+					return
 				}
-			})
-		}
-		all.Wait()
-		s := p.Stats()
-		if want := int64(8 * (10*4 + 40*5)); s.Conns != 8 || s.Open != 8 || s.ToServer != want || s.ToClient != want {
-			t.Errorf("%+v, want 8 connections and %d bytes", s, want)
-		}
-	})
+			}
+		})
+	}
+	all.Wait()
+	s := p.Stats()
+	if want := int64(8 * (10*4 + 40*5)); s.Conns != 8 || s.Open != 8 || s.ToServer != want || s.ToClient != want {
+		t.Errorf("%+v, want 8 connections and %d bytes", s, want)
+	}
 }
 
 func TestAnOrderlyEndArrivesAfterAllBytes(t *testing.T) {
-	networks(t, func(t *testing.T, e *echo, p *Proxy) {
-		p.Delay(ToServer, 10*time.Millisecond, 0)
-		c := dial(t, p)
-		_, err := io.WriteString(c, "last\n")
-		must(t, err)
-		must(t, c.Conn.(interface{ CloseWrite() error }).CloseWrite())
-		if got := receive(t, e.got, "the line"); got != "last" {
-			t.Errorf("the server got %q", got)
-		}
-		if err := receive(t, e.ends, "the end"); err != nil {
-			t.Errorf("the server saw %v, want an orderly end", err)
-		}
-		if got, err := c.line(); got != "last" || err != nil {
-			t.Errorf("after its end the client gets %q, %v", got, err)
-		}
-	})
+	e, p := through(t)
+	p.Delay(ToServer, 10*time.Millisecond, 0)
+	c := dial(t, p)
+	_, err := io.WriteString(c, "last\n")
+	must(t, err)
+	must(t, c.Conn.(interface{ CloseWrite() error }).CloseWrite())
+	if got := receive(t, e.got, "the line"); got != "last" {
+		t.Errorf("the server got %q", got)
+	}
+	if err := receive(t, e.ends, "the end"); err != nil {
+		t.Errorf("the server saw %v, want an orderly end", err)
+	}
+	if got, err := c.line(); got != "last" || err != nil {
+		t.Errorf("after its end the client gets %q, %v", got, err)
+	}
 }
 
 func TestDelaysAreSplitBetweenTheDirectionsAndNeverTooShort(t *testing.T) {
-	networks(t, func(t *testing.T, e *echo, p *Proxy) {
-		c := dial(t, p)
-		answered(t, c, e)
-		p.RTT(2 * time.Millisecond)
-		var took []time.Duration
-		for range 100 {
-			start := time.Now()
-			answered(t, c, e)
-			took = append(took, time.Since(start))
-		}
-		slices.Sort(took)
-		if took[0] < 2*time.Millisecond {
-			t.Errorf("an answer came after %v, before the round trip of 2 ms", took[0])
-		}
-		t.Logf("a round trip of 2 ms took %v at least, %v in the median, %v at p95", took[0], took[50], took[95])
-		p.Delay(ToServer, 20*time.Millisecond, 0)
-		p.Delay(ToClient, 0, 0)
+	e, p := through(t)
+	c := dial(t, p)
+	answered(t, c, e)
+	p.RTT(2 * time.Millisecond)
+	var took []time.Duration
+	for range 100 {
 		start := time.Now()
-		must(t, c.SetDeadline(start.Add(patience)))
-		_, err := io.WriteString(c, "one way\n")
-		must(t, err)
-		receive(t, e.got, "the line")
-		if d := time.Since(start); d < 20*time.Millisecond {
-			t.Errorf("the request arrived after %v, before its 20 ms", d)
-		}
-		_, err = c.line()
-		must(t, err)
-	})
+		answered(t, c, e)
+		took = append(took, time.Since(start))
+	}
+	slices.Sort(took)
+	if took[0] < 2*time.Millisecond {
+		t.Errorf("an answer came after %v, before the round trip of 2 ms", took[0])
+	}
+	t.Logf("a round trip of 2 ms took %v at least, %v in the median, %v at p95", took[0], took[50], took[95])
+	p.Delay(ToServer, 20*time.Millisecond, 0)
+	p.Delay(ToClient, 0, 0)
+	start := time.Now()
+	must(t, c.SetDeadline(start.Add(patience)))
+	_, err := io.WriteString(c, "one way\n")
+	must(t, err)
+	receive(t, e.got, "the line")
+	if d := time.Since(start); d < 20*time.Millisecond {
+		t.Errorf("the request arrived after %v, before its 20 ms", d)
+	}
+	_, err = c.line()
+	must(t, err)
 }
 
 func TestABlackHoleAnswersNobodyAndRestoreCutsThem(t *testing.T) {
-	networks(t, func(t *testing.T, e *echo, p *Proxy) {
-		old := dial(t, p)
-		answered(t, old, e)
-		p.BlackHole()
-		silent(t, old)
-		fresh := dial(t, p)
-		silent(t, fresh)
-		must(t, p.Restore())
-		isCut(t, old)
-		isCut(t, fresh)
-		if len(e.got) != 0 {
-			t.Errorf("the server got %q", <-e.got)
-		}
-		answered(t, dial(t, p), e)
-	})
+	e, p := through(t)
+	old := dial(t, p)
+	answered(t, old, e)
+	p.BlackHole()
+	silent(t, old)
+	fresh := dial(t, p)
+	silent(t, fresh)
+	must(t, p.Restore())
+	isCut(t, old)
+	isCut(t, fresh)
+	if len(e.got) != 0 {
+		t.Errorf("the server got %q", <-e.got)
+	}
+	answered(t, dial(t, p), e)
 }
 
 func TestRefuseCutsAndRefusesUntilRestoreOnTheSameAddress(t *testing.T) {
-	networks(t, func(t *testing.T, e *echo, p *Proxy) {
-		c, addr := dial(t, p), p.Addr()
-		answered(t, c, e)
-		must(t, p.Refuse())
-		must(t, p.Refuse())
-		isCut(t, c)
-		if c, err := net.Dial(p.network, p.Addr()); err == nil {
-			must(t, c.Close())
-			t.Error("a connection was accepted")
-		}
-		must(t, p.Restore())
-		if p.Addr() != addr {
-			t.Errorf("the address changed from %s to %s", addr, p.Addr())
-		}
-		answered(t, dial(t, p), e)
-	})
+	e, p := through(t)
+	c, addr := dial(t, p), p.Addr()
+	answered(t, c, e)
+	must(t, p.Refuse())
+	must(t, p.Refuse())
+	isCut(t, c)
+	if c, err := net.Dial("tcp", p.Addr()); err == nil {
+		must(t, c.Close())
+		t.Error("a connection was accepted")
+	}
+	must(t, p.Restore())
+	if p.Addr() != addr {
+		t.Errorf("the address changed from %s to %s", addr, p.Addr())
+	}
+	answered(t, dial(t, p), e)
 }
 
 func TestPauseHoldsEverythingBackAndResumeDeliversIt(t *testing.T) {
-	networks(t, func(t *testing.T, e *echo, p *Proxy) {
-		old := dial(t, p)
-		answered(t, old, e)
-		p.Pause()
-		silent(t, old)
-		fresh := dial(t, p)
-		silent(t, fresh)
-		if len(e.got) != 0 {
-			t.Errorf("the server got %q", <-e.got)
+	e, p := through(t)
+	old := dial(t, p)
+	answered(t, old, e)
+	p.Pause()
+	silent(t, old)
+	fresh := dial(t, p)
+	silent(t, fresh)
+	if len(e.got) != 0 {
+		t.Errorf("the server got %q", <-e.got)
+	}
+	p.Resume()
+	for _, c := range []*client{old, fresh} {
+		must(t, c.SetDeadline(time.Now().Add(patience)))
+		if got, err := c.line(); got != "into the void" || err != nil {
+			t.Errorf("after Resume: %q, %v", got, err)
 		}
-		p.Resume()
-		for _, c := range []*client{old, fresh} {
-			must(t, c.SetDeadline(time.Now().Add(patience)))
-			if got, err := c.line(); got != "into the void" || err != nil {
-				t.Errorf("after Resume: %q, %v", got, err)
-			}
-		}
-	})
+	}
 }
 
 func TestADroppedReplyComesAfterTheEffectAndMutesItsConnection(t *testing.T) {
-	networks(t, func(t *testing.T, e *echo, p *Proxy) {
-		hit, other := dial(t, p), dial(t, p)
-		p.Judge(ToClient, Lose(1, Mute))
-		silent(t, hit)
-		if got := receive(t, e.got, "the request"); got != "into the void" {
-			t.Errorf("the server got %q", got)
-		}
-		awaitMute(t, p, ToClient) // the reply may still be in transit
-		// A later reply would count as the lost one.
-		silent(t, hit)
-		receive(t, e.got, "the second request")
-		answered(t, other, e)
-		must(t, p.Restore())
-		isCut(t, hit)
-		answered(t, other, e)
-	})
+	e, p := through(t)
+	hit, other := dial(t, p), dial(t, p)
+	p.Judge(ToClient, Lose(1, Mute))
+	silent(t, hit)
+	if got := receive(t, e.got, "the request"); got != "into the void" {
+		t.Errorf("the server got %q", got)
+	}
+	awaitMute(t, p, ToClient) // the reply may still be in transit
+	// A later reply would count as the lost one.
+	silent(t, hit)
+	receive(t, e.got, "the second request")
+	answered(t, other, e)
+	must(t, p.Restore())
+	isCut(t, hit)
+	answered(t, other, e)
 }
 
 // TestAJudgeStopsInTheMiddle of a message, and does to the connection what it says.
@@ -398,8 +379,7 @@ func TestAJudgeStopsInTheMiddle(t *testing.T) {
 			}
 		},
 	} {
-		e := newEcho(t, "tcp")
-		p := NewProxy(t, e.addr)
+		_, p := through(t)
 		c := dial(t, p)
 		p.Judge(ToClient, AfterBytes(7, then))
 		must(t, c.SetDeadline(time.Now().Add(patience)))
@@ -420,29 +400,28 @@ func TestAJudgeStopsInTheMiddle(t *testing.T) {
 }
 
 func TestHalfOpenLeavesOneSideUnaware(t *testing.T) {
-	networks(t, func(t *testing.T, e *echo, p *Proxy) {
-		c := dial(t, p)
-		answered(t, c, e)
-		p.HalfOpen(ToServer)
-		if err := receive(t, e.ends, "the server to see its client go"); err != nil {
-			t.Errorf("the server saw %v, want an orderly end", err)
-		}
-		silent(t, c)
+	e, p := through(t)
+	c := dial(t, p)
+	answered(t, c, e)
+	p.HalfOpen(ToServer)
+	if err := receive(t, e.ends, "the server to see its client go"); err != nil {
+		t.Errorf("the server saw %v, want an orderly end", err)
+	}
+	silent(t, c)
 
-		c = dial(t, p)
-		answered(t, c, e)
-		p.HalfOpen(ToClient)
-		must(t, c.SetDeadline(time.Now().Add(patience)))
-		if _, err := c.line(); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Errorf("the client sees %v", err)
-		}
-		select {
-		case err := <-e.ends:
-			t.Errorf("the server has seen its client go: %v", err)
-		case <-time.After(brief):
-		}
-		answered(t, dial(t, p), e)
-	})
+	c = dial(t, p)
+	answered(t, c, e)
+	p.HalfOpen(ToClient)
+	must(t, c.SetDeadline(time.Now().Add(patience)))
+	if _, err := c.line(); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("the client sees %v", err)
+	}
+	select {
+	case err := <-e.ends:
+		t.Errorf("the server has seen its client go: %v", err)
+	case <-time.After(brief):
+	}
+	answered(t, dial(t, p), e)
 }
 
 // The leak check after all tests completes this test.
@@ -455,7 +434,7 @@ func TestCloseEndsEverythingWhateverTheFault(t *testing.T) {
 		"drop":       func(p *Proxy) { p.Judge(ToClient, Lose(-1, Mute)) },
 		"half open":  func(p *Proxy) { p.HalfOpen(ToClient) },
 	} {
-		e := newEcho(t, "tcp")
+		e := newEcho(t)
 		p, err := Start(e.addr)
 		must(t, err)
 		c := dial(t, p)
