@@ -530,7 +530,7 @@ var memoryBugs = []bug{
 		}
 		return l.Lease.Release(ctx)
 	})},
-	{name: "join above the counter", want: "node/join-above", rule: "driver.Request.ExactFence", plant: afterAcquire(func(ctx context.Context, b *broken, req *driver.Request, l driver.Lease, err error) (driver.Lease, error) {
+	{name: "join above the counter", want: "node/join", rule: "driver.Request.ExactFence", plant: afterAcquire(func(ctx context.Context, b *broken, req *driver.Request, l driver.Lease, err error) (driver.Lease, error) {
 		if req.ExactFence != 0 && errors.Is(err, driver.ErrRefused) {
 			plain := *req
 			plain.ExactFence = 0
@@ -541,7 +541,7 @@ var memoryBugs = []bug{
 	{name: "MinFence is ignored", want: "node/raise", rule: "driver.Renewal.MinFence", plant: onRenew(func(ctx context.Context, _ *broken, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
 		return l.Lease.Renew(ctx, &driver.Renewal{TTL: r.TTL, Keep: r.Keep})
 	})},
-	{name: "the floor is not clamped", want: "node/floor-clamped", rule: "driver.Request.FenceFloor", plant: onGrant(func(_ *broken, l *brokenLease, g driver.Grant) driver.Grant {
+	{name: "the floor is not clamped", want: "node/floor", rule: "driver.Request.FenceFloor", plant: onGrant(func(_ *broken, l *brokenLease, g driver.Grant) driver.Grant {
 		g.Fence = max(g.Fence, l.sent.FenceFloor)
 		return g
 	})},
@@ -554,7 +554,7 @@ var memoryBugs = []bug{
 	{name: "ExactFence is ignored", want: "node/join", rule: "driver.Request.ExactFence", says: "joined at", plant: func(b *broken) {
 		b.sends(func(req *driver.Request) { req.ExactFence = 0 })
 	}},
-	{name: "a join takes the key from its holder", want: "node/join-held", rule: "exclusion", says: "while another's lease", plant: onAcquire(func(ctx context.Context, b *broken, req *driver.Request) (driver.Lease, error) {
+	{name: "a join takes the key from its holder", want: "node/join", rule: "exclusion", says: "while another's lease", plant: onAcquire(func(ctx context.Context, b *broken, req *driver.Request) (driver.Lease, error) {
 		if h := b.holder(ctx, req.Key); req.ExactFence != 0 && h.Owner != "" {
 			_ = b.Break(ctx, req.Key, h)
 		}
@@ -566,7 +566,7 @@ var memoryBugs = []bug{
 		}
 		return b.Backend.Acquire(ctx, req)
 	})},
-	{name: "the renewal of a lease that is over raises the counter", want: "node/raise-stale", rule: "driver.Renewal.MinFence", says: "raised the counter", plant: afterRenew(func(ctx context.Context, b *broken, l *brokenLease, r *driver.Renewal, g driver.Grant, err error) (driver.Grant, error) {
+	{name: "the renewal of a lease that is over raises the counter", want: "node/raise", rule: "driver.Renewal.MinFence", says: "raised the counter", plant: afterRenew(func(ctx context.Context, b *broken, l *brokenLease, r *driver.Renewal, g driver.Grant, err error) (driver.Grant, error) {
 		if errors.Is(err, driver.ErrLost) && r.MinFence > 0 {
 			raised := l.sent
 			raised.ExactFence = r.MinFence

@@ -138,7 +138,7 @@ var operatorBugs = []bug{
 			}
 		}
 	})},
-	{name: "Lookup sees no readers", want: "operator/lookup-shared", rule: "driver.Inspector", over: inView(func(v *viewed) {
+	{name: "Lookup sees no readers", want: "operator/lookup", rule: "driver.Inspector", over: inView(func(v *viewed) {
 		v.state = func(s *driver.State) {
 			if s.Mode == driver.Shared {
 				s.Holders = nil

@@ -10,13 +10,9 @@ import (
 var nodeCases = []testCase{
 	{name: "clock", features: driver.FeatureQuorumNode, do: nodeClock},
 	{name: "floor", features: driver.FeatureQuorumNode, do: nodeFloor},
-	{name: "floor-clamped", features: driver.FeatureQuorumNode, do: nodeFloorClamped},
 	{name: "join", features: driver.FeatureQuorumNode, do: nodeJoin},
-	{name: "join-above", features: driver.FeatureQuorumNode, do: nodeJoinAbove},
-	{name: "join-held", features: driver.FeatureQuorumNode, do: nodeJoinHeld},
 	{name: "join-own", features: driver.FeatureQuorumNode, do: nodeJoinOwn},
 	{name: "raise", features: driver.FeatureQuorumNode, do: nodeRaise},
-	{name: "raise-stale", features: driver.FeatureQuorumNode, do: nodeRaiseStale},
 	{name: "instance", features: driver.FeatureQuorumNode, do: nodeInstance},
 }
 
@@ -68,10 +64,7 @@ func nodeFloor(r *run) {
 	next := r.grant(r.client(), driver.Request{Key: key, FenceFloor: 1})
 	r.rises(l.Grant().Fence, next.Grant().Fence)
 	r.release(next)
-}
-
-// nodeFloorClamped checks that one client's wrong clock does not push the counters ahead.
-func nodeFloorClamped(r *run) {
+	// One client's wrong clock does not push the counters ahead.
 	for _, ahead := range []uint64{uint64(time.Hour / time.Microsecond), driver.MaxFence} {
 		floor := min(r.serverClock()+ahead, driver.MaxFence)
 		l := r.grant(r.client(), driver.Request{Key: r.key(), FenceFloor: floor})
@@ -84,9 +77,11 @@ func nodeFloorClamped(r *run) {
 	}
 }
 
-// nodeJoin takes keys at a given token, above the counter and equal to it.
+// nodeJoin takes keys at a given token, above the counter and equal to it, and checks that a key is
+// not taken at a token below the counter, nor from its holder.
 func nodeJoin(r *run) {
-	b, key := r.client(), r.key()
+	a, b := r.pair()
+	key := r.key()
 	at := r.serverClock() + slack/2
 	l := r.grant(b, driver.Request{Key: key, ExactFence: at})
 	if fence := l.Grant().Fence; fence != at {
@@ -98,16 +93,10 @@ func nodeJoin(r *run) {
 		r.fatal(joins, "joined at the counter, %d, and the token is %d", at, fence)
 	}
 	r.release(l)
-	next := r.grant(b, driver.Request{Key: key, FenceFloor: 1})
-	r.rises(at, next.Grant().Fence)
-	r.release(next)
-}
-
-func nodeJoinAbove(r *run) {
-	b, key := r.client(), r.key()
-	l := r.grant(b, driver.Request{Key: key})
-	at := l.Grant().Fence - 1
+	l = r.grant(b, driver.Request{Key: key, FenceFloor: 1})
+	r.rises(at, l.Grant().Fence)
 	r.release(l)
+	at = l.Grant().Fence - 1
 	joined, err := r.try(b, driver.Request{Key: key, ExactFence: at})
 	switch v := r.saw(err); v {
 	case granted:
@@ -119,11 +108,7 @@ func nodeJoinAbove(r *run) {
 		r.fatal(joins, "the counter is %d, and a request with ExactFence %d gives %v, not ErrRefused: %v", at+1, at, v, err)
 	}
 	r.nothingStored(b, key)
-	r.release(r.grant(b, driver.Request{Key: key}))
-}
-
-func nodeJoinHeld(r *run) {
-	_, b, key, l := r.holding(driver.Request{})
+	l = r.grant(a, driver.Request{Key: key})
 	r.refuse(b, driver.Request{Key: key, ExactFence: l.Grant().Fence + slack/4}, l)
 	r.holds(b, key, l)
 	r.release(l)
@@ -157,6 +142,7 @@ func (r *run) counter(key string) uint64 {
 	return l.Grant().Fence - 1
 }
 
+// nodeRaise checks that a renewal raises the key's counter, and that of a lease that is over does not.
 func nodeRaise(r *run) {
 	b, key := r.client(), r.key()
 	l := r.grant(b, driver.Request{Key: key})
@@ -168,18 +154,12 @@ func nodeRaise(r *run) {
 	}
 	r.release(l)
 	next := r.grant(b, driver.Request{Key: key, FenceFloor: 1})
-	if fence := next.Grant().Fence; fence <= own+slack/4 {
+	fence := next.Grant().Fence
+	if fence <= own+slack/4 {
 		r.fatal(raising, "a renewal raised the counter to %d, and the next token is %d", own+slack/4, fence)
 	}
 	r.release(next)
-}
-
-// nodeRaiseStale checks that an owner that has lost the lock cannot raise the counter.
-func nodeRaiseStale(r *run) {
-	b, key := r.client(), r.key()
-	l := r.grant(b, driver.Request{Key: key})
-	raise := l.Grant().Fence + slack/4
-	r.release(l)
+	raise := fence + slack/4
 	_, err := l.Renew(r.ctx, &driver.Renewal{TTL: r.long(), MinFence: raise})
 	if r.saw(err) == granted {
 		r.fatal(renewing, "Renew succeeded after Release")

@@ -11,7 +11,6 @@ import (
 
 var operatorCases = []testCase{
 	{name: "lookup", needs: []condition{inspects}, do: lookup},
-	{name: "lookup-shared", features: driver.FeatureShared, needs: []condition{inspects}, do: lookupShared},
 	{name: "list", needs: []condition{inspects}, do: list},
 	{name: "check", needs: []condition{inspects}, do: check},
 	{name: "break", features: driver.FeatureFencing, needs: []condition{admins}, do: breakLock},
@@ -56,11 +55,9 @@ func lookup(r *run) {
 	if s := r.lookup(b, key); len(s.Holders) != 0 {
 		r.fatal(inspecting, "a key that was released has holders: %+v", s.Holders)
 	}
-}
-
-func lookupShared(r *run) {
-	a, b := r.pair()
-	key := r.key()
+	if !r.info.Features.Has(driver.FeatureShared) {
+		return
+	}
 	one, two := r.share(a, key), r.share(b, key)
 	if s := r.lookup(b, key); s.Mode != driver.Shared || len(s.Holders) == 0 {
 		r.fatal(inspecting, "two share key %q, and its state is %+v", key, s)
