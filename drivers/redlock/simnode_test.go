@@ -81,12 +81,12 @@ func (n *simNode) draw() time.Duration {
 	return 1 + time.Duration(n.rng.Int64N(int64(d)+1))
 }
 
-// send sends a message of a call. The reply to one that arrives twice does not tell the counter
+// send sends the call of a script. The reply to one that arrives twice does not tell the counter
 // before it, and the copy of a release gives nothing back.
-func (n *simNode) send(ctx context.Context, x simMessage) simReply {
-	again := x
-	again.call.back = 0
-	return n.deliver(ctx, x.arrive, again.arrive)
+func (n *simNode) send(ctx context.Context, c simCall, arrive func(simCall) simReply) simReply {
+	again := c
+	again.back = 0
+	return n.deliver(ctx, func() simReply { return arrive(c) }, func() simReply { return arrive(again) })
 }
 
 // call sends any other request.
@@ -160,197 +160,86 @@ func (n *simNode) notAfter(ctx context.Context) time.Time {
 	return n.s.clock().Add(time.Until(end))
 }
 
-// simRequest is a call of a script with EVALSHA. A handshake comes first if the process does not
-// know the script, or if the client does not know that the process keeps the guard of q. It
-// models router.run of redisnode, and waits for nothing: begin and next say which message comes
-// next, arrive is what the server does with it, and the caller delivers.
-type simRequest struct {
-	simMessage
-	process *simProcess
-	asked   bool
-	again   bool // a handshake was made to shorten the quarantine
-	tries   int
-	shaken  simReply // the answer to the handshake
-	reply   simReply // if it is over
-}
-
-// simMessage is a message of a call to a server.
-type simMessage struct {
-	n        *simNode
-	op       simOp
-	q        *quorum.Info
-	call     simCall
-	notAfter time.Time // by the server's clock
-	stage    simStage
-	text     simText
-	shake    simShake
-}
-
-// simStage says which message comes next.
-type simStage uint8
-
-const (
-	simHello simStage = iota
-	simHandshake
-	simLoad // of a handshake that is not made in one execution
-	simMarker
-	simScript
-	simOver
-)
-
-func (x *simRequest) begin() {
-	x.process = x.n.known()
-	switch {
-	case x.op == simRelease:
-		x.stage = simScript
-	case x.q.Guard <= 0:
-		x.stage, x.text.terms = simScript, x.q.Terms
-	case x.process == nil:
-		x.stage, x.asked = simHello, true
-	default:
-		x.try()
-	}
-}
-
-// arrive is the effect of the message on the server.
-func (x *simMessage) arrive() simReply {
-	s := x.n.s
-	switch x.stage {
-	case simHello:
-		return s.hello()
-	case simHandshake:
-		return s.handshake(x.shake)
-	case simLoad:
-		return s.handshake(simShake{text: x.shake.text, load: true})
-	case simMarker:
-		s.mark()
-		return simReply{}
-	}
-	if x.op == simRelease {
-		return s.release(x.call, "")
-	}
-	body := func() simReply {
-		switch x.op {
-		case simAcquire:
-			return s.acquire(x.call, &x.text.terms)
-		case simJoin:
-			return s.join(x.call, &x.text.terms)
-		default:
-			return s.renew(x.call, &x.text.terms)
-		}
-	}
-	if x.q.Guard <= 0 {
-		return s.plain(x.notAfter, body)
-	}
-	return s.evalsha(x.text, x.notAfter, body)
-}
-
-// next takes the answer to the message.
-func (x *simRequest) next(r simReply) {
-	n := x.n
-	if r.err != nil {
-		r.unsent = x.stage != simScript
-		x.end(r)
-		return
-	}
-	switch x.stage {
-	case simHello:
-		was := x.process
-		x.process = n.serves(r.server)
-		if was == x.process {
-			x.greet()
-			return
-		}
-		x.try()
-	case simHandshake:
-		x.shaken = r
-		if n.s.broken.apart {
-			x.stage = simLoad
-			return
-		}
-		x.shook()
-	case simLoad:
-		x.shook()
-	case simMarker:
-		n.ready(x.process, x.shaken)
-		x.try()
-	case simScript:
-		r.terms = x.text.terms
-		switch {
-		case x.op == simRelease, x.q.Guard <= 0, r.code == simDone:
-			x.end(r)
-			return
-		case r.code == simStale && r.none:
-			n.adopt(x.process, *x.q.Proposal())
-		case r.code != simQuarantined:
-		case x.again || !n.overlong(x.process, x.q, r):
-			x.end(simReply{err: refusedByGuard(r)})
-			return
-		default:
-			x.again = true
-		}
-		x.greet()
-	}
-}
-
-func (x *simRequest) end(r simReply) { x.stage, x.reply = simOver, r }
-
-// try sends the script if it may be called, and makes a handshake otherwise.
-func (x *simRequest) try() {
-	if x.tries++; x.tries > 8 {
-		x.end(simReply{err: errSimForgets, unsent: true})
-		return
-	}
-	t, ok := x.n.serve(x.process, x.q)
-	switch {
-	case !ok:
-		x.greet()
-	case x.call.ttl > t.Guard:
-		x.end(simReply{err: &driver.RefusedError{Reason: "the TTL is over the guard"}, unsent: true})
-	default:
-		x.stage, x.text = simScript, simText{x.process.run, t, x.op}
-	}
-}
-
 var errSimForgets = errors.New("it forgets its scripts again and again")
 
-// greet begins the handshake that loads the script. It models router.load of redisnode.
-func (x *simRequest) greet() {
-	if !x.asked {
-		x.stage, x.asked = simHello, true
-		return
-	}
-	x.stage, x.shake = simHandshake, x.n.shakeArgs(x.process, x.op, x.q)
-	x.shake.load = !x.n.s.broken.apart
-	if x.n.durable {
-		x.shake.mode = "durable"
-	}
-}
-
-// shook takes the answer to the handshake.
-func (x *simRequest) shook() {
-	now, mark, err := x.n.shook(x.process, x.shaken)
-	switch {
-	case err != nil:
-		x.end(simReply{err: err, unsent: true})
-	case mark:
-		x.stage = simMarker
-	default:
-		x.process = now
-		x.try()
-	}
-}
-
-// run makes the call, and waits for its end.
-func (n *simNode) run(ctx context.Context, x *simRequest) simReply {
+// run calls a script with EVALSHA. A handshake comes first if the process does not know the script,
+// or if the client does not know that the process keeps the guard of q. It models router.run of
+// redisnode.
+func (n *simNode) run(ctx context.Context, op simOp, q *quorum.Info, c simCall) simReply {
+	unsent := func(err error) simReply { return simReply{err: err, unsent: true} }
 	if err := ctx.Err(); err != nil {
-		return simReply{err: err, unsent: true}
+		return unsent(err)
 	}
-	for x.begin(); x.stage != simOver; {
-		x.notAfter = n.notAfter(ctx)
-		x.next(n.send(ctx, x.simMessage))
+	script := func(t simText) simReply {
+		notAfter := n.notAfter(ctx)
+		r := n.send(ctx, c, func(c simCall) simReply {
+			body := func() simReply {
+				return map[simOp]func(simCall, *quorum.Terms) simReply{simAcquire: n.s.acquire, simJoin: n.s.join, simRenew: n.s.renew}[op](c, &t.terms)
+			}
+			if q.Guard <= 0 {
+				return n.s.plain(notAfter, body)
+			}
+			return n.s.evalsha(t, notAfter, body)
+		})
+		if r.err == nil {
+			r.terms = t.terms
+		}
+		return r
 	}
-	return x.reply
+	if q.Guard <= 0 {
+		return script(simText{terms: q.Terms})
+	}
+	p, asked, again := n.known(), false, false
+	hello := func() error {
+		asked = true
+		r := n.call(ctx, n.s.hello)
+		if r.err == nil {
+			p = n.serves(r.server)
+		}
+		return r.err
+	}
+	if p == nil {
+		if err := hello(); err != nil {
+			return unsent(err)
+		}
+	}
+	for range 8 {
+		if t, ok := n.serve(p, q); ok {
+			if c.ttl > t.Guard {
+				return unsent(&driver.RefusedError{Reason: "the TTL is over the guard"})
+			}
+			r := script(simText{p.run, t, op})
+			switch {
+			case r.err != nil, r.code == simDone:
+				return r
+			case r.code == simStale && r.none:
+				n.adopt(p, *q.Proposal())
+			case r.code != simQuarantined:
+			case again || !n.overlong(p, q, r): // else another handshake may shorten the quarantine
+				return simReply{err: refusedByGuard(r)}
+			default:
+				again = true
+			}
+		}
+		if !asked {
+			was := p
+			if err := hello(); err != nil {
+				return unsent(err)
+			}
+			if p != was {
+				continue
+			}
+		}
+		h := n.shakeArgs(p, op, q)
+		if n.durable {
+			h.mode = "durable"
+		}
+		var err error
+		if p, _, err = n.handshake(ctx, p, h); err != nil {
+			return unsent(err)
+		}
+	}
+	return unsent(errSimForgets)
 }
 
 // serve returns the terms under which scripts may be called now, or false if a handshake must
@@ -534,9 +423,13 @@ func (n *simNode) Acquire(ctx context.Context, r *driver.Request) (driver.Lease,
 	}
 	req, q, start := *r, *r.Quorum, time.Now()
 	req.Quorum = &q
-	var x simRequest
-	n.acquires(&x, &req)
-	a := n.run(ctx, &x)
+	op, c := simAcquire, simCall{me: r.Owner, ttl: r.TTL, token: r.FenceFloor, life: n.counterLife(r.TTL)}
+	if r.ExactFence != 0 {
+		op, c.token, c.seen = simJoin, r.ExactFence, max(r.FenceFloor, r.ExactFence)
+	} else if q.WaitingSince != 0 {
+		c.place = n.stand(r.Owner, q.WaitingSince)
+	}
+	a := n.run(ctx, op, &q, c)
 	if a.err == nil {
 		n.leave(false)
 		return &simLease{n: n, req: req, grant: grantOf(a, start, req.TTL, &q), before: a.before}, nil
@@ -549,15 +442,6 @@ func (n *simNode) Acquire(ctx context.Context, r *driver.Request) (driver.Lease,
 		n.undo(req.Owner, rest)
 	}
 	return nil, a.err
-}
-
-func (n *simNode) acquires(x *simRequest, r *driver.Request) {
-	*x = simRequest{simMessage: simMessage{n: n, op: simAcquire, q: r.Quorum, call: simCall{me: r.Owner, ttl: r.TTL, token: r.FenceFloor, life: n.counterLife(r.TTL)}}}
-	if r.ExactFence != 0 {
-		x.op, x.call.token, x.call.seen = simJoin, r.ExactFence, max(r.FenceFloor, r.ExactFence)
-	} else if r.Quorum.WaitingSince != 0 {
-		x.call.place = n.stand(r.Owner, r.Quorum.WaitingSince)
-	}
 }
 
 // counterLife returns how long a counter outlives its last token, at least.
@@ -640,14 +524,8 @@ func (l *simLease) Grant() driver.Grant { return l.grant }
 
 func (l *simLease) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, error) {
 	start := time.Now()
-	var x simRequest
-	l.renews(&x, r)
-	a := l.n.run(ctx, &x)
+	a := l.n.run(ctx, simRenew, l.req.Quorum, simCall{me: l.req.Owner, ttl: r.TTL, token: l.grant.Fence, least: r.MinFence, life: l.n.counterLife(r.TTL)})
 	return grantOf(a, start, r.TTL, l.req.Quorum), a.err
-}
-
-func (l *simLease) renews(x *simRequest, r *driver.Renewal) {
-	*x = simRequest{simMessage: simMessage{n: l.n, op: simRenew, q: l.req.Quorum, call: simCall{me: l.req.Owner, ttl: r.TTL, token: l.grant.Fence, least: r.MinFence, life: l.n.counterLife(r.TTL)}}}
 }
 
 // callerKey is the context key for the caller's own context, for the mutant that releases with
@@ -661,6 +539,5 @@ func (l *simLease) Release(ctx context.Context) error {
 		ctx, cancel = context.WithDeadline(caller, end)
 		defer cancel()
 	}
-	x := simMessage{n: l.n, op: simRelease, stage: simScript, call: l.releases()}
-	return l.n.send(ctx, x).err
+	return l.n.send(ctx, l.releases(), func(c simCall) simReply { return l.n.s.release(c, "") }).err
 }

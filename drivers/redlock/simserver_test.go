@@ -127,7 +127,6 @@ const (
 	simAcquire simOp = iota
 	simJoin
 	simRenew
-	simRelease // needs no handshake
 )
 
 // simPending is the end of a quarantine that has not begun yet.
