@@ -28,6 +28,12 @@ func (s spaces) quorum(t testing.TB, o *Options) *Backend {
 	for i := range s {
 		nodes[i] = s[i].Peer()
 	}
+	return opened(t, nodes, o)
+}
+
+// opened returns a quorum of these nodes that is closed with the test.
+func opened(t testing.TB, nodes []driver.Backend, o *Options) *Backend {
+	t.Helper()
 	b, err := New(nodes, o)
 	if err != nil {
 		t.Fatal(err)

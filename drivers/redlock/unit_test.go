@@ -82,11 +82,8 @@ func (n named) String() string { return n.name }
 func TestOneServerDoesNotVoteTwice(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := memory.New()
-		b, err := New([]driver.Backend{named{m, "a"}, named{m.Peer(), "b"}, named{memory.New(), "c"}}, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer func() { _ = b.Close() }()
+		b := opened(t, []driver.Backend{named{m, "a"}, named{m.Peer(), "b"}, named{memory.New(), "c"}}, nil)
+		var err error
 		for range 3 {
 			_, err = b.Acquire(t.Context(), request1("k", "web/x", time.Second))
 			if errors.Is(err, driver.ErrRefused) {
@@ -129,11 +126,7 @@ func TestADeadlineIsToldBeforeItsTimer(t *testing.T) {
 				return nil, errors.New("no answer")
 			}}
 		}
-		b, err := New([]driver.Backend{silent(), silent(), silent()}, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer func() { _ = b.Close() }()
+		b := opened(t, []driver.Backend{silent(), silent(), silent()}, nil)
 		ctx := lateContext{t.Context(), time.Now().Add(20 * time.Millisecond)}
 		if _, err := b.Acquire(ctx, request1("k", "web/x", time.Second)); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("got %v", err)
@@ -162,11 +155,7 @@ func TestAJumpOfTheWallClockFailsABid(t *testing.T) {
 				return store.Acquire(ctx, r)
 			}}
 		}
-		b, err := New(nodes, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer func() { _ = b.Close() }()
+		b := opened(t, nodes, nil)
 		b.clock = boot.New(boot.Source{Wall: func(now time.Time) time.Time { return now.Add(time.Duration(set.Load())) }})
 		// The answers to the first bid have no clock yet; those to the bid with the jump have
 		// none that can be trusted.
@@ -216,11 +205,7 @@ func TestTheErrorForABadOptionSaysWhatItMustBe(t *testing.T) {
 
 // A TTL over the guard, or under the node timeout, is refused; the error names both.
 func TestATTLThatContradictsTheOptionsIsRefused(t *testing.T) {
-	b, err := New([]driver.Backend{memory.New()}, &Options{Guard: 10 * time.Second, NodeTimeout: 2 * time.Second})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = b.Close() }()
+	b := opened(t, []driver.Backend{memory.New()}, &Options{Guard: 10 * time.Second, NodeTimeout: 2 * time.Second})
 	refused := func(err error, parts ...string) {
 		t.Helper()
 		for _, part := range parts {
@@ -229,7 +214,7 @@ func TestATTLThatContradictsTheOptionsIsRefused(t *testing.T) {
 			}
 		}
 	}
-	_, err = b.Acquire(t.Context(), request1("k", "web/x", time.Second))
+	_, err := b.Acquire(t.Context(), request1("k", "web/x", time.Second))
 	refused(err, "NodeTimeout", "TTL", "2s", "1s")
 	_, err = b.Acquire(t.Context(), request1("k", "web/x", 20*time.Second))
 	refused(err, "TTL", "20s", "10s")
@@ -244,50 +229,72 @@ func TestATTLThatContradictsTheOptionsIsRefused(t *testing.T) {
 	}
 }
 
-// The answers of a minority alone decide no verdict.
+// The answers of a minority alone decide no verdict. Nodes that are reserved for the next waiter count
+// together with the owner of the most other nodes: that is a verdict, not a split vote that needs
+// further rounds of bids. The verdict names an owner only if this owner has enough nodes by itself:
+// with fewer nodes it may have released the lock, or may not get it.
 func TestAMinoritysVerdictDoesNotLeak(t *testing.T) {
 	errDown := errors.New("connection refused")
-	say := func(err error) driver.Backend {
-		return script{memory.New(), func(context.Context, *driver.Request) (driver.Lease, error) { return nil, err }}
-	}
-	held := func(by string) driver.Backend {
-		return say(&driver.HeldError{Holder: by, RetryAfter: time.Second})
-	}
-	refused := say(&driver.RefusedError{Reason: "read-only"})
-	loading := say(&driver.RefusedError{Reason: "loading", RetryAfter: time.Second})
-	// The nodes that are down answer last: once two of four are known to be down, a majority is
-	// impossible, and the bid no longer waits for the other answers.
-	down := func() driver.Backend {
+	say := func(after time.Duration, err error) driver.Backend {
 		return script{memory.New(), func(context.Context, *driver.Request) (driver.Lease, error) {
-			time.Sleep(time.Millisecond)
-			return nil, errDown
+			time.Sleep(after)
+			return nil, err
 		}}
 	}
+	held := func(by string, after time.Duration) driver.Backend {
+		return say(after, &driver.HeldError{Holder: by, RetryAfter: time.Minute})
+	}
+	refused := say(0, &driver.RefusedError{Reason: "read-only"})
+	loading := say(0, &driver.RefusedError{Reason: "loading", RetryAfter: time.Second})
+	// These nodes answer last: once two of four are known to be down, or three are reserved, the bid no
+	// longer waits for the other answers.
+	down := func() driver.Backend { return say(time.Millisecond, errDown) }
+	kept := func() driver.Backend {
+		return say(time.Millisecond, &driver.HeldError{ReservedForWaiter: true, RetryAfter: 30 * time.Millisecond})
+	}
+	x := func() driver.Backend { return held("x/1", 0) }
+	dead := func() driver.Backend { return say(0, errDown) }
+	anything := driver.HeldError{RetryAfter: -1}
 	for name, c := range map[string]struct {
-		nodes         []driver.Backend
-		held, refused bool
+		nodes []driver.Backend
+		want  any // an error, or what a *driver.HeldError says: any, if its RetryAfter is -1; nil: neither held nor refused
 	}{
-		"two held, the rest down":  {nodes: []driver.Backend{held("x"), held("x"), down(), down(), down()}},
-		"two refused":              {nodes: []driver.Backend{refused, loading, down(), down(), down()}},
-		"three held by one":        {nodes: []driver.Backend{held("x/1"), held("x/2"), held("x/1|77"), down(), down()}, held: true},
-		"three held by three":      {nodes: []driver.Backend{held("x/1"), held("y/2"), held("z/1"), down(), down()}},
-		"three refused":            {nodes: []driver.Backend{refused, loading, say(&driver.RefusedError{Reason: "no"}), held("x"), down()}, refused: true},
-		"half of four held by one": {nodes: []driver.Backend{held("x"), held("x"), down(), down()}, held: true},
+		"two held, the rest down":  {[]driver.Backend{x(), x(), down(), down(), down()}, nil},
+		"two refused":              {[]driver.Backend{refused, loading, down(), down(), down()}, nil},
+		"three held by one":        {[]driver.Backend{x(), held("x/2", 0), held("x/1|77", 0), down(), down()}, driver.HeldError{Holder: "x", RetryAfter: time.Minute}},
+		"three held by three":      {[]driver.Backend{x(), held("y/2", 0), held("z/1", 0), down(), down()}, nil},
+		"three refused":            {[]driver.Backend{refused, loading, say(0, &driver.RefusedError{Reason: "no"}), x(), down()}, driver.ErrRefused},
+		"half of four held by one": {[]driver.Backend{x(), x(), down(), down()}, anything},
+
+		"all kept":                    {[]driver.Backend{kept(), kept(), kept(), kept(), kept()}, driver.HeldError{ReservedForWaiter: true, RetryAfter: 30 * time.Millisecond}},
+		"a few have not heard of it":  {[]driver.Backend{x(), kept(), kept(), kept(), kept()}, driver.HeldError{ReservedForWaiter: true, RetryAfter: 30 * time.Millisecond}},
+		"some kept, the rest its own": {[]driver.Backend{x(), kept(), x(), kept(), kept()}, driver.HeldError{ReservedForWaiter: true, RetryAfter: -1}},
+		"a majority with a minority":  {[]driver.Backend{kept(), dead(), x(), dead(), x()}, driver.HeldError{ReservedForWaiter: true, RetryAfter: 30 * time.Millisecond}},
+		"enough by itself":            {[]driver.Backend{kept(), x(), x(), dead(), x()}, driver.HeldError{Holder: "x", RetryAfter: time.Minute}},
+		// The owner's third node answers after the reserved nodes.
+		"enough, if all are heard": {[]driver.Backend{kept(), kept(), x(), x(), held("x/1", 2*time.Millisecond)}, driver.HeldError{Holder: "x", RetryAfter: time.Minute}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				b, err := New(c.nodes, nil)
-				if err != nil {
-					t.Fatal(err)
-				}
-				defer func() { _ = b.Close() }()
-				_, err = b.Acquire(t.Context(), request1("k", "me", time.Second))
-				if errors.Is(err, driver.ErrHeld) != c.held || errors.Is(err, driver.ErrRefused) != c.refused || errors.Is(err, errDown) {
-					t.Errorf("got %v", err)
+				_, err := opened(t, c.nodes, nil).Acquire(t.Context(), request1("k", "me", time.Second))
+				var h *driver.HeldError
+				switch want := c.want.(type) {
+				case driver.HeldError:
+					if !errors.As(err, &h) || want != anything && h.Holder != want.Holder || h.ReservedForWaiter != want.ReservedForWaiter || want.RetryAfter >= 0 && h.RetryAfter != want.RetryAfter {
+						t.Errorf("got %v: %+v", err, h)
+					}
+				case error:
+					if !errors.Is(err, want) || errors.Is(err, driver.ErrHeld) {
+						t.Errorf("got %v", err)
+					}
+				default:
+					if errors.Is(err, driver.ErrHeld) || errors.Is(err, driver.ErrRefused) {
+						t.Errorf("got %v", err)
+					}
 				}
 				var q *quorum.Error
-				if !errors.As(err, &q) || len(q.Votes) != len(c.nodes) || q.Need != len(c.nodes)/2+1 {
-					t.Errorf("no votes in %v", err)
+				if errors.Is(err, errDown) || !errors.As(err, &q) || len(q.Votes) != len(c.nodes) || q.Need != len(c.nodes)/2+1 {
+					t.Errorf("no votes in %v, or one node's error", err)
 				}
 			})
 		})
@@ -308,11 +315,7 @@ func TestClocksThatDisagreeDoNotCount(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		servers, nodes := simNodes(make([]network, 3)...)
 		var notices []driver.Notice
-		b, err := New(nodes, &Options{Guard: -1, Notify: func(e driver.Notice) { notices = append(notices, e) }})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer func() { _ = b.Close() }()
+		b := opened(t, nodes, &Options{Guard: -1, Notify: func(e driver.Notice) { notices = append(notices, e) }})
 		servers[0].step(time.Hour)
 		l, err := b.Acquire(t.Context(), request1("k", "one", time.Second))
 		if err != nil {
@@ -339,15 +342,11 @@ func TestANodeThatTimesOutIsSkippedAndRestored(t *testing.T) {
 		servers, nodes := simNodes(make([]network, 3)...)
 		var mu sync.Mutex
 		var notices []string
-		b, err := New(nodes, &Options{Guard: -1, Notify: func(e driver.Notice) {
+		b := opened(t, nodes, &Options{Guard: -1, Notify: func(e driver.Notice) {
 			mu.Lock()
 			defer mu.Unlock()
 			notices = append(notices, e.Kind)
 		}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer func() { _ = b.Close() }()
 		lock := func(i int) {
 			l, err := b.Acquire(t.Context(), request1(fmt.Sprint("k", i), fmt.Sprint("o", i), time.Second))
 			if err != nil {
@@ -438,12 +437,7 @@ func TestListFindsWhatAMajorityHolds(t *testing.T) {
 			for _, i := range down {
 				nodes[i].(*memory.Backend).Fail(errors.New("connection refused"))
 			}
-			b, err := New(nodes, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() { _ = b.Close() }) // keys on a node that is down end with their TTL
-			return b
+			return opened(t, nodes, nil)
 		}
 		name := func(i, j int) string { return fmt.Sprintf("not on %d and %d", i, j) }
 		list := func(down ...int) (keys []string) {
@@ -519,11 +513,7 @@ func TestAnErrorNamesEachNodeOnce(t *testing.T) {
 						return nil, c.say(node)
 					}}, node})
 				}
-				b, err := New(nodes, nil)
-				if err != nil {
-					t.Fatal(err)
-				}
-				defer func() { _ = b.Close() }()
+				b := opened(t, nodes, nil)
 				if _, err := b.Acquire(t.Context(), request1("k", "me", time.Second)); err == nil || err.Error() != c.want {
 					t.Errorf("got  %v\nwant %s", err, c.want)
 				}
@@ -537,53 +527,30 @@ func TestListReadsAnotherNodeBesideOneThatHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSpaces(3)
 		for hanging := range s {
-			nodes := make([]driver.Backend, len(s))
-			for i := range s {
-				nodes[i] = s[i].Peer()
-			}
-			b, err := New(nodes, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
 			key := fmt.Sprint("hangs ", hanging)
-			l, err := b.Acquire(t.Context(), request1(key, "web", 20*time.Second))
-			if err != nil {
+			if _, err := s.quorum(t, nil).Acquire(t.Context(), request1(key, "web", 20*time.Second)); err != nil {
 				t.Fatal(err)
 			}
 			synctest.Wait()
+			nodes := []driver.Backend{s[0].Peer(), s[1].Peer(), s[2].Peer()}
 			nodes[hanging] = hangingList{nodes[hanging].(*memory.Backend)}
-			b2, err := New(nodes, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			var found []string
-			err = b2.List(ctx, key, func(st *driver.State) bool { found = append(found, st.Key); return true })
+			err := opened(t, nodes, nil).List(ctx, key, func(st *driver.State) bool { found = append(found, st.Key); return true })
 			cancel()
 			if err != nil || !slices.Equal(found, []string{key}) {
 				t.Errorf("node %d hangs: List yields %q, %v", hanging, found, err)
-			}
-			if err := l.Release(t.Context()); err != nil {
-				t.Error(err)
-			}
-			if err := errors.Join(b2.Close(), b.Close()); err != nil {
-				t.Error(err)
 			}
 		}
 	})
 }
 
-// hangingList is a node whose inspection calls hang until the caller's context ends.
+// hangingList is a node whose List hangs until the caller's context ends.
 type hangingList struct{ *memory.Backend }
 
 func (h hangingList) List(ctx context.Context, _ string, _ func(*driver.State) bool) error {
 	<-ctx.Done()
 	return ctx.Err()
-}
-
-func (h hangingList) Lookup(ctx context.Context, _ string) (*driver.State, error) {
-	<-ctx.Done()
-	return nil, ctx.Err()
 }
 
 // Calls to an application's own backend around one that can start calls pass through its methods.
@@ -705,4 +672,87 @@ func TestWhatIsOfAllNodesIsNotOfOne(t *testing.T) {
 			t.Error(err)
 		}
 	}
+}
+
+// noting is a node that notes the WaitingSince of each request.
+type noting struct {
+	*memory.Backend
+	mu    *sync.Mutex
+	since *[]uint64
+}
+
+func (l noting) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
+	l.mu.Lock()
+	*l.since = append(*l.since, r.Quorum.WaitingSince)
+	l.mu.Unlock()
+	return l.Backend.Acquire(ctx, r)
+}
+
+// Every attempt of a waiting client has the same WaitingSince for all nodes, and a new one
+// after the client was served.
+func TestNodesAreToldOneTimeSinceWhenAClientWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSpaces(5)
+		other := s.quorum(t, nil)
+		var mu sync.Mutex
+		var since []uint64
+		nodes := make([]driver.Backend, len(s))
+		for i := range s {
+			nodes[i] = noting{s[i].Peer(), &mu, &since}
+		}
+		b := opened(t, nodes, nil)
+		said := func() []uint64 {
+			synctest.Wait()
+			mu.Lock()
+			defer mu.Unlock()
+			all := since
+			since = nil
+			return slices.Compact(all)
+		}
+		ask := func() (driver.Lease, []uint64) {
+			l, err := b.Acquire(t.Context(), request1("k", "me", 20*time.Second))
+			if err != nil && !errors.Is(err, driver.ErrHeld) {
+				t.Fatal(err)
+			}
+			return l, said()
+		}
+		l, err := other.Acquire(t.Context(), request1("k", "other", 20*time.Second))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, got := ask(); !slices.Equal(got, []uint64{0}) {
+			t.Errorf("a client that does not wait is said to wait since %d", got)
+		}
+		began := uint64(time.Now().UnixMicro())
+		ctx, cancel := context.WithCancel(t.Context())
+		if _, err := b.Watch(ctx, "k"); err != nil {
+			t.Fatal(err)
+		}
+		_, first := ask()
+		time.Sleep(time.Second)
+		_, second := ask()
+		if len(first) != 1 || first[0] < began || first[0] > began+1e6 || !slices.Equal(first, second) {
+			t.Errorf("a client that waits since %d is said to wait since %d, and then since %d", began, first, second)
+		}
+		if err := l.Release(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if l, _ = ask(); l == nil {
+			t.Fatal("a free lock is not granted")
+		}
+		if _, next := ask(); len(next) != 1 || next[0] <= first[0] {
+			t.Errorf("a client that was served is said to wait since %d, the same as before it was served, %d", next, first)
+		}
+		cancel()
+		synctest.Wait()
+		if _, got := ask(); !slices.Equal(got, []uint64{0}) {
+			t.Errorf("a client that no longer waits is said to wait since %d", got)
+		}
+		if n := len(b.waits.byKey); n != 0 {
+			t.Errorf("waits still has %d keys", n)
+		}
+		if err := l.Release(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	})
 }
