@@ -149,7 +149,10 @@ func (t *attempt) granted(a *answer) error {
 		t.doubt()
 		return errGarbled
 	}
-	l := &Lease{node: t.node, key: t.key, value: t.value, names: t.names, quorum: t.quorum, late: t.late, before: before}
+	l := &Lease{node: t.node, key: t.key, value: t.value, names: t.names, quorum: t.quorum, before: before}
+	if len(t.late) > 0 {
+		l.inDoubt = &inDoubt{tries: t.late}
+	}
 	if uint64(fence) != t.floor {
 		l.value = t.owner + "|" + strconv.FormatInt(fence, 10)
 	}

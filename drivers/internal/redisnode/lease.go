@@ -28,16 +28,26 @@ type Lease struct {
 
 	mu       sync.Mutex
 	grant    driver.Grant
+	inDoubt  *inDoubt // nil: nothing so far
+	before   int64    // the key's counter before the grant
 	released bool
-	late     []inDoubtCall   // tries of the acquisition with an unknown outcome
-	inDoubt  *inDoubtRenewal // nil: none so far
-	before   int64           // the key's counter before the grant
-	giveBack bool            // for the next release: see GiveBack
-	silent   bool            // the same
+	giveBack bool // for the next release: see GiveBack
+	silent   bool // the same
 }
 
-// An inDoubtRenewal is a renewal with an unknown outcome, which may take effect until this time.
-type inDoubtRenewal struct{ expires, until time.Time }
+// inDoubt is what may still take effect. Most leases have nothing of it, and a program holds many.
+type inDoubt struct {
+	tries          []inDoubtCall // of the acquisition
+	expires, until time.Time     // of a renewal, which may take effect until then; zero: there was none
+}
+
+// tries returns the tries of the acquisition with an unknown outcome. The caller holds l.mu.
+func (l *Lease) tries() []inDoubtCall {
+	if l.inDoubt == nil {
+		return nil
+	}
+	return l.inDoubt.tries
+}
 
 var (
 	_ driver.Lease = (*Lease)(nil)
@@ -62,8 +72,7 @@ func (l *Lease) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, err
 	l.renewing.Lock()
 	defer l.renewing.Unlock()
 	t := l.renewal(r)
-	err := t.run(ctx)
-	return t.grant, l.node.explain(l.key, err)
+	return t.end(t.run(ctx))
 }
 
 // StartRenew is Renew without waiting: see package async.
@@ -73,6 +82,7 @@ func (l *Lease) StartRenew(term async.Term, r *driver.Renewal, receiver async.Re
 	}
 	t := l.renewal(r)
 	if !t.start(term, l.node.timeout(max(r.TTL, r.Keep)), receiver) {
+		t.free()
 		l.renewing.Unlock()
 		return false
 	}
@@ -110,15 +120,34 @@ type renewal struct {
 
 func (l *Lease) renewal(r *driver.Renewal) *renewal {
 	n := l.node
-	t := &renewal{
-		lease: l, ttl: r.TTL, least: strconv.FormatUint(r.MinFence, 10), keep: millis(r.Keep),
-		span: n.span(max(r.TTL, r.Keep), l.quorum),
+	t, _ := n.renewals.Get().(*renewal)
+	if t == nil {
+		t = new(renewal)
 	}
+	t.lease, t.ttl, t.least, t.keep = l, r.TTL, strconv.FormatUint(r.MinFence, 10), millis(r.Keep)
+	t.span = n.span(max(r.TTL, r.Keep), l.quorum)
 	q := n.guard.of(l.quorum)
 	t.node, t.part = n, t
 	t.ask.op, t.ask.q, t.ask.ttl, t.ask.script = lua.Renew, q, r.TTL, t
 	t.ask.keys = n.fenced(t.ask.room.keys[:0], n.names.Lock(l.key), l.names.Counter, l.key, q)
 	return t
+}
+
+// free returns t for reuse: nothing refers to it any more, and its calls are answered.
+func (t *renewal) free() {
+	n, wake := t.node, t.ask.first.wake
+	*t = renewal{}
+	t.ask.first.wake = wake
+	n.renewals.Put(t)
+}
+
+// end returns the result of a renewal, and frees it if the server has answered.
+func (t *renewal) end(err error) (driver.Grant, error) {
+	n, key, grant := t.node, t.lease.key, t.grant
+	if err == nil && !t.again {
+		t.free()
+	}
+	return grant, n.explain(key, err)
 }
 
 func (t *renewal) args(p *process, args []string) []string {
@@ -137,7 +166,8 @@ func (t *renewal) args(p *process, args []string) []string {
 // tell lets the next renewal of the lease run, and gives the receiver the result.
 func (t *renewal) tell(err error) {
 	t.lease.renewing.Unlock()
-	t.receiver.Renewed(t.grant, t.node.explain(t.lease.key, err))
+	receiver := t.receiver
+	receiver.Renewed(t.end(err))
 }
 
 func (t *renewal) heard(a *answer, err error, late bool) error {
@@ -173,7 +203,7 @@ func (l *Lease) noteInDoubt(expires, until time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.inDoubt == nil {
-		l.inDoubt = &inDoubtRenewal{}
+		l.inDoubt = &inDoubt{}
 	}
 	d := l.inDoubt
 	if d.until.Before(time.Now()) || expires.Before(d.expires) {
@@ -215,12 +245,12 @@ func (l *Lease) releasing() *releasing {
 	t.once = l.quorum != nil
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	giveBack, before := l.giveBack, l.before
+	giveBack, before, tries := l.giveBack, l.before, l.tries()
 	t.silent, l.silent, l.giveBack = l.silent, false, false
-	if giveBack && len(l.late) > 0 {
-		if slices.ContainsFunc(l.late, func(d inDoubtCall) bool { return !l.node.answered(d) }) {
+	if giveBack && len(tries) > 0 {
+		if slices.ContainsFunc(tries, func(d inDoubtCall) bool { return !l.node.answered(d) }) {
 			before = unknown
-		} else if fence, counter := l.node.votes(l.late); before == unknown && uint64(fence) == l.grant.Fence {
+		} else if fence, counter := l.node.votes(tries); before == unknown && uint64(fence) == l.grant.Fence {
 			before = counter
 		}
 	}
@@ -238,7 +268,7 @@ func (l *Lease) awaits() []inDoubtCall {
 	if !l.giveBack {
 		return nil
 	}
-	return l.late
+	return l.tries()
 }
 
 // voteWait bounds the wait for one of them. The answers come together, after a server that hung.
@@ -296,7 +326,7 @@ func (l *Lease) freed(ctx context.Context, found bool, err error) error {
 	l.mu.Lock()
 	first := !l.released
 	l.released = true
-	late := l.late
+	late := l.tries()
 	l.mu.Unlock()
 	if len(late) > 0 && first {
 		// A try of the acquisition may still arrive.

@@ -34,8 +34,8 @@ type Node struct {
 
 	serverMark     string // the name of the mark, if one serves all keys
 	waiterChannels string // the beginning of the names of waiters' own channels
-	// Answered attempts and releases for reuse: these would be most of a lock's allocations.
-	attempts, releasings sync.Pool
+	// Answered attempts, renewals and releases for reuse: these would be most of a lock's allocations.
+	attempts, renewals, releasings sync.Pool
 
 	lastSpan atomic.Pointer[span]
 
