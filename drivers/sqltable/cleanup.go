@@ -62,12 +62,8 @@ func (b *Backend) cleanUp() {
 	b.mu.Unlock()
 	if idle {
 		b.calls.Go(func(ctx context.Context) {
-			call, err := b.calls.Begin(ctx, 10*b.opt.CallTimeout)
-			if err != nil {
-				return
-			}
-			defer call.End()
-			if err := b.newCall(call).clean(cleanInterval, keptFree); err != nil && !b.calls.Closed() {
+			err := b.calls.Do(ctx, 10*b.opt.CallTimeout, func(call *base.Call) error { return b.newCall(call).clean(cleanInterval, keptFree) })
+			if err != nil && !b.calls.Closed() {
 				b.report(driver.Notice{Kind: driver.NoticeDegraded, Node: b.String(), Err: err, Detail: "rows of keys that are no longer used could not be deleted; another try follows"})
 			}
 		})

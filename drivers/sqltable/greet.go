@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/base"
 	"github.com/redlock-go/redlock/drivers/sqltable/internal/setup"
 )
 
@@ -171,12 +172,7 @@ func (b *Backend) SetupSQL(role string) string {
 // Setup makes the table, and the file of a sqlite: URL, if it is not there. It needs the right to create tables, which nothing
 // else of a backend does.
 func (b *Backend) Setup(ctx context.Context) error {
-	call, err := b.calls.Begin(ctx, 10*b.opt.CallTimeout)
-	if err != nil {
-		return err
-	}
-	defer call.End()
-	return b.newCall(call).setup()
+	return b.calls.Do(ctx, 10*b.opt.CallTimeout, func(call *base.Call) error { return b.newCall(call).setup() })
 }
 
 func (c *call) setup() error {

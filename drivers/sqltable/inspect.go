@@ -3,7 +3,7 @@ package sqltable
 import (
 	"context"
 	"database/sql"
-	"fmt"
+	"errors"
 	"strings"
 	"time"
 
@@ -13,17 +13,14 @@ import (
 
 // inspect runs an operator's request.
 func (b *Backend) inspect(ctx context.Context, f func(*call) error) error {
-	call, err := b.calls.Begin(ctx, b.calls.Bound(0))
-	if err != nil {
-		return err
-	}
-	defer call.End()
-	c := b.newCall(call)
-	c.looks = true
-	if err := c.greet(); err != nil {
-		return err
-	}
-	return f(c)
+	return b.calls.Do(ctx, b.calls.Bound(0), func(call *base.Call) error {
+		c := b.newCall(call)
+		c.looks = true
+		if err := c.greet(); err != nil {
+			return err
+		}
+		return f(c)
+	})
 }
 
 // Lookup returns the state of key. Its Fence is the counter, for as long as the key's row stays.
@@ -113,7 +110,7 @@ func (b *Backend) Break(ctx context.Context, key string, h driver.Holder) error 
 		n, err := c.exec(b.sql.takeAway, []byte(b.opt.Prefix+key), int64(h.Fence))
 		switch {
 		case err == nil && n == 0 && c.repeated:
-			err = fmt.Errorf("%s: the connection broke: it is not known whether the lock was taken away", b.info.Name)
+			err = errors.New("the connection broke: it is not known whether the lock was taken away")
 		case err == nil && n == 0:
 			err = driver.ErrLost
 		}
