@@ -11,21 +11,6 @@ import (
 	"github.com/redlock-go/redlock/drivers/postgres"
 )
 
-// The shortest way: by URL.
-func Example() {
-	locks, err := dlock.OpenURL("postgres://app@db.example.com/shop?ttl=10s")
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer locks.Close() //nolint:errcheck // the program ends
-	err = dlock.Do(context.Background(), locks, "nightly", func(ctx context.Context) error {
-		return nil // the work, under ctx
-	})
-	if err != nil {
-		log.Print(err)
-	}
-}
-
 // A pool that the program has already makes the connections.
 func ExampleFromPool() {
 	pool, err := pgxpool.New(context.Background(), "postgres://app@db.example.com/shop")

@@ -42,6 +42,13 @@ func takeMany(t *testing.T, b driver.Backend, n int, ttl time.Duration) []driver
 	return leases
 }
 
+// proxied returns a database, and a backend that reaches it through a proxy.
+func proxied(t *testing.T) (testDatabase, *fault.Proxy, *postgres.Backend) {
+	t.Helper()
+	s, p := database(t), fault.NewProxy(t, shared.s.Addr())
+	return s, p, opener(t, s.through(p.Addr()))
+}
+
 // each runs f n times at once.
 func each(n int, f func(i int)) {
 	var wg sync.WaitGroup
@@ -53,9 +60,7 @@ func each(n int, f func(i int)) {
 
 func TestTenThousandLocksLiveOnFourConnectionsAndFourHeartbeats(t *testing.T) {
 	t.Parallel()
-	s := database(t)
-	p := fault.NewProxy(t, shared.s.Addr())
-	b := opener(t, s.through(p.Addr()))
+	s, p, b := proxied(t)
 	const ttl = 10 * time.Minute
 	n := rounds(10_000, 1000)
 	leases := takeMany(t, b, n, ttl)
@@ -117,9 +122,7 @@ func TestALossIsToldByReleaseWhenTheLockIsFree(t *testing.T) {
 // outlast the pause.
 func TestAnAttemptOnASilentServerIsBounded(t *testing.T) {
 	t.Parallel()
-	s := database(t)
-	p := fault.NewProxy(t, shared.s.Addr())
-	b := opener(t, s.through(p.Addr()))
+	_, p, b := proxied(t)
 	l := must(t, b, request("held", time.Hour))
 	var paused atomic.Bool
 	var wg sync.WaitGroup
@@ -204,9 +207,7 @@ func TestAnUnlockOfWhatIsNotThereIsALoss(t *testing.T) {
 // The first Release has no answer in time; the unlock is answered later. The lock was not lost.
 func TestAReleaseThatIsAnsweredLateIsNoLoss(t *testing.T) {
 	t.Parallel()
-	s := database(t)
-	p := fault.NewProxy(t, shared.s.Addr())
-	b := opener(t, s.through(p.Addr()))
+	_, p, b := proxied(t)
 	l := must(t, b, request("k", time.Hour))
 	p.Pause()
 	if err := l.Release(context.Background()); drivertest.Verdict(err) != "unknown" {
@@ -221,9 +222,7 @@ func TestAReleaseThatIsAnsweredLateIsNoLoss(t *testing.T) {
 // A lease that is over costs its caller no wait for a server that does not answer.
 func TestReleaseOfALostLeaseDoesNotWaitForASilentServer(t *testing.T) {
 	t.Parallel()
-	s := database(t)
-	p := fault.NewProxy(t, shared.s.Addr())
-	b := opener(t, s.through(p.Addr()))
+	_, p, b := proxied(t)
 	short, long := must(t, b, request("short", time.Second)), must(t, b, request("long", time.Hour))
 	lost := long.Grant().Lost
 	p.Pause()
@@ -247,9 +246,7 @@ func TestReleaseOfALostLeaseDoesNotWaitForASilentServer(t *testing.T) {
 // while a statement is under way that one round does not take them all.
 func TestManySharedLeasesAreReleasedAtOnce(t *testing.T) {
 	t.Parallel()
-	s := database(t)
-	p := fault.NewProxy(t, shared.s.Addr())
-	b := opener(t, s.through(p.Addr()))
+	_, p, b := proxied(t)
 	const together = 300
 	leases := make([]driver.Lease, 3*together)
 	for i := range leases {
