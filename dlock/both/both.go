@@ -150,9 +150,17 @@ func (b *Backend) Acquire(ctx context.Context, r *driver.Request) (driver.Lease,
 		return nil, call.Failed(err)
 	}
 	oldAt := time.Now()
-	stop := b.old.keep(ctx, old, r.TTL, cancel)
+	end, kept := make(chan struct{}), make(chan error, 1)
+	go func() {
+		lost := b.old.renewUntil(context.WithoutCancel(ctx), end, old, r.TTL)
+		if lost != nil {
+			cancel() // the wait
+		}
+		kept <- lost
+	}()
 	l, err := b.acquireNew(ctx, r, old, oldAt)
-	if lost := stop(); lost != nil {
+	close(end)
+	if lost := <-kept; lost != nil {
 		if err == nil {
 			_ = l.Release(context.WithoutCancel(ctx)) // otherwise it ends with its TTL
 		}
@@ -225,23 +233,8 @@ func (s side) wrap(err error) error {
 	return fmt.Errorf("%s: %w", s.name, err)
 }
 
-// keep renews a lease while the other lock is waited for, until stop is called, which returns why
-// the lease was lost, or nil. If it is lost, keep calls cancel.
-func (s side) keep(ctx context.Context, l driver.Lease, ttl time.Duration, cancel context.CancelFunc) (stop func() error) {
-	end, lost := make(chan struct{}), make(chan error, 1)
-	go func() {
-		err := s.renewUntil(context.WithoutCancel(ctx), end, l, ttl)
-		if err != nil {
-			cancel()
-		}
-		lost <- err
-	}()
-	return func() error {
-		close(end)
-		return <-lost
-	}
-}
-
+// renewUntil renews a lease while the other lock is waited for, and returns why it was lost, or nil at
+// the end.
 func (s side) renewUntil(ctx context.Context, end chan struct{}, l driver.Lease, ttl time.Duration) error {
 	g := l.Grant()
 	var due <-chan time.Time

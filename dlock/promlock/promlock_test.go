@@ -201,24 +201,3 @@ func TestTheDashboardShowsWhatIsCollected(t *testing.T) {
 		}
 	}
 }
-
-// TestAHoldIsCountedOnce: a lease that was lost is not held a second time when its lock is released.
-func TestAHoldIsCountedOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := promlock.New(&promlock.Options{Buckets: []float64{10}})
-		l := lock(t, client(t, c, memory.New(), dlock.WithMaxHold(2*time.Second)), "k")
-		time.Sleep(3 * time.Second)
-		if err := l.Unlock(); !errors.Is(err, dlock.ErrLost) {
-			t.Fatal(err)
-		}
-		synctest.Wait()
-		expect(t, c, `
-# HELP dlock_hold_seconds Time from the grant of a lease to its release or loss.
-# TYPE dlock_hold_seconds histogram
-dlock_hold_seconds_bucket{le="10"} 1
-dlock_hold_seconds_bucket{le="+Inf"} 1
-dlock_hold_seconds_sum 2
-dlock_hold_seconds_count 1
-`, "dlock_hold_seconds")
-	})
-}

@@ -41,17 +41,3 @@ func Example() {
 	// parameter "timeout": must be a duration such as 150ms or 10s, of at least 1ms
 	// parameter "timeuot": is unknown; known are ttl, prefix, conns, mode, timeout
 }
-
-// Params of a URL without a query, whose options stand between commas.
-func ExampleParams_Add() {
-	var p dsn.Params
-	for option := range strings.SplitSeq("quorum=3,quorum=2", ",") {
-		name, value, _ := strings.Cut(option, "=")
-		p.Add(name, value)
-	}
-	fmt.Println(p.Int("quorum", 0, 1, 100))
-	fmt.Println(p.Err())
-	// Output:
-	// 3
-	// parameter "quorum": is given twice
-}
