@@ -125,10 +125,9 @@ type Backend struct {
 
 	mu       sync.Mutex
 	client   *clientv3.Client
-	dialing  *flight               // that makes the client
-	sessions map[int64]*session    // by their TTL in seconds
-	all      map[*session]struct{} // including those that carry no more locks
-	held     map[string]time.Time  // when attempts found keys held
+	dialing  *flight              // that makes the client
+	sessions map[int64]*session   // by their TTL in seconds
+	held     map[string]time.Time // when attempts found keys held
 }
 
 // A flight is a call that several callers wait for.
@@ -209,7 +208,7 @@ func newBackend(o *Options, members int) (*Backend, error) {
 	case opt.CallTimeout < 10*time.Millisecond:
 		return nil, driver.Invalid("call_timeout", "must be at least 10ms")
 	}
-	b := &Backend{opt: opt, now: time.Now, tries: min(max(members, 2), 3), sessions: map[int64]*session{}, all: map[*session]struct{}{}, held: map[string]time.Time{}, info: driver.Info{
+	b := &Backend{opt: opt, now: time.Now, tries: min(max(members, 2), 3), sessions: map[int64]*session{}, held: map[string]time.Time{}, info: driver.Info{
 		Name:     "etcd",
 		Features: driver.FeatureShared | driver.FeatureFencing | driver.FeatureQueueing | driver.FeatureOrdered,
 		MinTTL:   minTTL, MaxTTL: maxTTL,
@@ -240,7 +239,6 @@ func (b *Backend) Close() error {
 	if !b.calls.Close() {
 		return nil
 	}
-	b.revokeUnused()
 	if b.dial == nil || b.client == nil {
 		return nil
 	}

@@ -21,11 +21,11 @@ func FaultsOf(version string) (codes []string) {
 	return codes
 }
 
-// Leases returns the etcd leases of b.
+// Leases returns the etcd leases that b's next locks use.
 func (b *Backend) Leases() (ids []clientv3.LeaseID) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for s := range b.all {
+	for _, s := range b.sessions {
 		ids = append(ids, s.id)
 	}
 	return ids

@@ -50,7 +50,7 @@ func (b *Backend) join(ctx context.Context, ttl time.Duration) (*session, error)
 	s := b.sessions[n]
 	if s == nil {
 		s = &session{b: b, seconds: n}
-		b.sessions[n], b.all[s] = s, struct{}{}
+		b.sessions[n] = s
 		s.ready = b.fly(s.run)
 	}
 	s.mu.Lock()
@@ -101,6 +101,7 @@ func (s *session) run(ctx context.Context, ready *flight) {
 		case <-tick.C:
 			_ = s.keep(ctx, 0) // a caller that needs it asks again
 		case <-ctx.Done():
+			s.endUnused(context.WithoutCancel(ctx))
 			return
 		}
 	}
@@ -143,7 +144,7 @@ func (s *session) forget() {
 
 // remove is called under b.mu.
 func (s *session) remove() {
-	if delete(s.b.all, s); s.b.sessions[s.seconds] == s {
+	if s.b.sessions[s.seconds] == s {
 		delete(s.b.sessions, s.seconds)
 	}
 }
@@ -221,18 +222,18 @@ func (s *session) revoke(ctx context.Context) error {
 	return unanswered(err)
 }
 
-// revokeUnused ends the sessions that carry no lock, as far as the servers answer within the call
+// endUnused ends the lease for Close, if it carries no lock, and a server answers within the call
 // timeout.
-func (b *Backend) revokeUnused() {
-	ctx, cancel := context.WithTimeout(context.Background(), b.opt.CallTimeout)
-	defer cancel()
-	var wg sync.WaitGroup
-	for s := range b.all { // nothing changes it after Close
-		if s.users == 0 && !s.ended() {
-			wg.Go(func() { _ = s.revoke(ctx) }) // else it ends by itself
-		}
+func (s *session) endUnused(ctx context.Context) {
+	s.mu.Lock()
+	used := s.users > 0
+	s.mu.Unlock()
+	if used || s.ended() {
+		return
 	}
-	wg.Wait()
+	ctx, cancel := context.WithTimeout(ctx, s.b.opt.CallTimeout)
+	defer cancel()
+	_ = s.revoke(ctx) // else it ends by itself
 }
 
 // abandon deletes an entry in the background, until a server has answered or Close gives up: the

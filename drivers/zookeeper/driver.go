@@ -93,7 +93,6 @@ type Backend struct {
 
 	mu       sync.Mutex
 	sessions map[time.Duration]*session // by class
-	all      map[*session]struct{}      // including replaced sessions
 }
 
 var (
@@ -143,7 +142,7 @@ func New(members []string, o *Options) (*Backend, error) {
 			MinTTL:   minTTL, MaxTTL: maxTTL,
 		},
 		acl: acl{"world", "anyone"}, longestIdle: longestIdle, manyEntries: manyEntries, lastEntries: lastEntries, clock: clock{looking: make(chan struct{}, 1)},
-		sessions: map[time.Duration]*session{}, all: map[*session]struct{}{},
+		sessions: map[time.Duration]*session{},
 	}
 	if opt.User != "" {
 		b.password, b.acl = []byte(opt.User+":"+opt.Password), acl{scheme: "auth"}
@@ -174,22 +173,6 @@ func (b *Backend) silence() time.Duration { return b.opt.CallTimeout / 2 }
 // end the sessions. It waits for clean-up, for about the call timeout after the servers' last answer.
 func (b *Backend) Close() error {
 	b.calls.Close()
-	b.mu.Lock()
-	all := make([]*session, 0, len(b.all))
-	for s := range b.all {
-		all = append(all, s)
-	}
-	b.mu.Unlock()
-	var wg sync.WaitGroup
-	for _, s := range all {
-		wg.Go(func() {
-			s.mu.Lock()
-			held := s.users > 0
-			s.mu.Unlock()
-			s.close(!held)
-		})
-	}
-	wg.Wait()
 	return nil
 }
 
@@ -198,20 +181,19 @@ func (b *Backend) session(ttl time.Duration) (*session, error) {
 	class := classOf(ttl)
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.calls.Closed() {
-		return nil, driver.ErrClosed
-	}
 	if old := b.sessions[class]; old != nil {
 		if old.joinUsable() {
 			return old, nil
 		}
 		old.mu.Lock()
 		old.retired = true
-		old.poke()
 		old.mu.Unlock()
 	}
 	s := b.newSession(class)
-	b.sessions[class], b.all[s] = s, struct{}{}
+	if !b.calls.Go(s.run) {
+		return nil, driver.ErrClosed
+	}
+	b.sessions[class] = s
 	return s, nil
 }
 
@@ -222,7 +204,6 @@ func (b *Backend) forget(s *session) {
 	if b.sessions[s.class] == s {
 		delete(b.sessions, s.class)
 	}
-	delete(b.all, s)
 }
 
 // bound returns a context for one attempt of a call.

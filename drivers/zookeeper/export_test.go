@@ -46,7 +46,7 @@ func Definite(code int32) bool { return definite(serverError(code)) }
 func (b *Backend) SetRequest(number int32) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for s := range b.all {
+	for _, s := range b.sessions {
 		s.mu.Lock()
 		l := s.link
 		s.mu.Unlock()

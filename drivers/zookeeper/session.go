@@ -18,8 +18,6 @@ type session struct {
 	b     *Backend
 	class time.Duration // the class of its leases' TTLs
 	lost  chan struct{} // closed when it has expired, or must have
-	wake  chan struct{} // has a value when run has something to do
-	done  chan struct{} // closed when run has returned
 	ctx   context.Context
 	stop  context.CancelFunc
 
@@ -32,7 +30,6 @@ type session struct {
 	since   time.Time     // of link, or of its end
 	changed chan struct{} // closed and replaced when link or dead changes
 	dead    error         // why it can no longer be used
-	orderly bool          // the servers are told that it ends
 	reason  string        // why the last connection failed
 	proven  time.Time
 	touches []time.Time
@@ -70,18 +67,17 @@ func classOf(ttl time.Duration) time.Duration {
 // newSession makes a session, with one user.
 func (b *Backend) newSession(class time.Duration) *session {
 	s := &session{
-		b: b, class: class, lost: make(chan struct{}), wake: make(chan struct{}, 1),
-		done: make(chan struct{}), changed: make(chan struct{}), since: time.Now(), users: 1, watches: map[string]chan struct{}{},
+		b: b, class: class, lost: make(chan struct{}),
+		changed: make(chan struct{}), since: time.Now(), users: 1, watches: map[string]chan struct{}{},
 	}
 	s.ctx, s.stop = context.WithCancel(context.Background())
-	go s.run()
 	return s
 }
 
-// run connects to one server after another, and ends the session when it has no users.
-func (s *session) run() {
-	defer close(s.done)
+// run connects to one server after another, and ends the session when it has no users, or with ctx.
+func (s *session) run(ctx context.Context) {
 	defer s.b.forget(s)
+	defer context.AfterFunc(ctx, func() { s.die(driver.ErrClosed) })()
 	tick := time.NewTicker(min(s.class/10, longestTouch))
 	defer tick.Stop()
 	host, fails, slow := rand.N(len(s.b.hosts)), 0, 0
@@ -98,7 +94,7 @@ func (s *session) run() {
 				fails = 0
 			}
 		case errors.Is(err, errExpired):
-			s.die(errExpired, false)
+			s.die(errExpired)
 			continue
 		default:
 			if errors.Is(err, errSlow) {
@@ -125,15 +121,15 @@ func (s *session) serve(l *link, tick <-chan time.Time) {
 		select {
 		case <-tick:
 			_, _ = l.send(get("/", 0)) // its answer is a touch
-		case <-s.wake:
+		case <-s.ctx.Done():
 		case <-l.done:
 			return
 		}
 	}
 	s.mu.Lock()
-	orderly := s.orderly
+	unused := s.users == 0
 	s.mu.Unlock()
-	if orderly {
+	if unused { // the servers need not wait for its end
 		if c, err := l.send(request{op: opClose}); err == nil {
 			select {
 			case <-c.done:
@@ -154,9 +150,9 @@ func (s *session) alive() bool {
 	switch {
 	case s.dead != nil:
 	case s.link == nil && s.id != 0 && now.Sub(s.since) > 2*s.timeout+10*s.b.opt.CallTimeout:
-		s.setDead(errAbandoned, false)
+		s.setDead(errAbandoned)
 	case s.users == 0 && (s.retired || now.Sub(s.idle) > s.b.longestIdle):
-		s.setDead(errUnused, true)
+		s.setDead(errUnused)
 	}
 	return s.dead == nil
 }
@@ -190,37 +186,23 @@ func (s *session) change() {
 }
 
 // die ends the use of a session.
-func (s *session) die(why error, orderly bool) {
+func (s *session) die(why error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.dead == nil {
-		s.setDead(why, orderly)
+		s.setDead(why)
 	}
 }
 
 // setDead is called under s.mu.
-func (s *session) setDead(why error, orderly bool) {
-	s.dead, s.orderly = why, orderly
+func (s *session) setDead(why error) {
+	s.dead = why
 	if errors.Is(why, errExpired) || errors.Is(why, errAbandoned) { // by then its leases have ended
 		close(s.lost)
 	}
 	s.fireAll()
 	s.change()
 	s.stop()
-	s.poke()
-}
-
-func (s *session) poke() {
-	select {
-	case s.wake <- struct{}{}:
-	default:
-	}
-}
-
-// close ends the session, and returns when its goroutines have ended.
-func (s *session) close(orderly bool) {
-	s.die(driver.ErrClosed, orderly)
-	<-s.done
 }
 
 // watch returns a channel that is closed when a node is deleted or changes, or the connection breaks.
@@ -281,9 +263,6 @@ func (s *session) leave() {
 	defer s.mu.Unlock()
 	if s.users--; s.users == 0 {
 		s.idle = time.Now()
-		if s.retired {
-			s.poke()
-		}
 	}
 }
 
