@@ -111,21 +111,14 @@ func (l *lease) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, err
 // Release frees the lock if this very acquisition still has it, and answers ErrLost
 // if not. ctx does not matter: only an outage can block it, for a second at most.
 func (l *lease) Release(context.Context) error {
-	if _, err := l.backend.applyOutage(context.Background(), false); err != nil {
-		return err
-	}
-	l.entry.space.mu.Lock()
-	defer l.entry.space.mu.Unlock()
-	now := time.Now()
-	switch {
-	case l.over:
+	return l.backend.call(context.Background(), false, func(_, now time.Time) error {
+		if l.over {
+			return nil
+		}
+		l.over = true
+		if !l.entry.remove(l.owner, l.fence, now) {
+			return driver.ErrLost
+		}
 		return nil
-	case l.backend.closed:
-		return driver.ErrClosed
-	}
-	l.over = true
-	if !l.entry.remove(l.owner, l.fence, now) {
-		return driver.ErrLost
-	}
-	return nil
+	})
 }
