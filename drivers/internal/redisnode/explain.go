@@ -92,9 +92,10 @@ func (n *Node) verdict(key string, e ServerError) *driver.RefusedError {
 	if v, ok := verdicts[e.Code()]; ok {
 		return no(v.after, "%s", v.says)
 	}
-	switch e.Code() {
-	case "NOPERM":
+	if e.forbids() {
 		return no(0, "%s", n.permission(key, text))
+	}
+	switch e.Code() {
 	case "MOVED", "ASK":
 		if n.cfg.Cluster {
 			return no(soon, "the Cluster has moved this slot")
@@ -106,8 +107,6 @@ func (n *Node) verdict(key string, e ServerError) *driver.RefusedError {
 		return n.guard.refusal(text)
 	}
 	switch {
-	case strings.Contains(text, "ACL failure") || strings.Contains(text, "No permissions") || strings.Contains(text, "can't run this command"):
-		return no(0, "%s", n.permission(key, text))
 	case strings.Contains(text, "AUTH") && strings.Contains(text, "without any password"), strings.Contains(text, "invalid password"):
 		return no(0, "the server does not accept this user and password")
 	case strings.Contains(text, "max number of clients"):
@@ -125,6 +124,12 @@ func (n *Node) verdict(key string, e ServerError) *driver.RefusedError {
 		return no(0, "the server runs no Lua scripts, and every lock needs them: let it load its module for Lua, allow EVAL and EVALSHA, or use another server")
 	}
 	return nil
+}
+
+// forbids reports whether the user lacks a right.
+func (e ServerError) forbids() bool {
+	text := string(e)
+	return e.Code() == "NOPERM" || strings.Contains(text, "ACL failure") || strings.Contains(text, "No permissions") || strings.Contains(text, "can't run this command")
 }
 
 // permission names the missing right.

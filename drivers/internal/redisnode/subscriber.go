@@ -189,14 +189,16 @@ func (q *waitQueue) subscribed(s *subscriber, c *connection) {
 		if t.server != s {
 			continue
 		}
-		switch n := q.node; {
-		case first:
+		if first {
 			t.wake()
 			t.listed = time.Time{} // the server may have restarted
 			q.listenSoon(t, listenAfter)
-		case time.Since(t.listed) > listenAgain:
+			continue
+		}
+		if time.Since(t.listed) > listenAgain {
 			q.listenSoon(t, 0)
-		case n.cfg.Cluster:
+		}
+		if n := q.node; n.cfg.Cluster {
 			if p := n.router.known(n.names.Lock(t.key)); p != nil && q.subscribers[p.run] != s {
 				t.wake()
 			}

@@ -272,15 +272,15 @@ func (q *waitQueue) listen(ctx context.Context, t *topic) {
 	q.mu.Lock()
 	listener := t.server.listener()
 	q.mu.Unlock()
-	a, err := n.router.run(ctx, &request{op: lua.Listen, keys: []string{n.names.Lock(t.key), n.names.WaitQueue(t.key)}, script: fixed{"0", listener, queueLife}})
+	_, err := n.router.run(ctx, &request{op: lua.Listen, keys: []string{n.names.Lock(t.key), n.names.WaitQueue(t.key)}, script: fixed{"0", listener, queueLife}})
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	switch {
-	case err != nil:
-		q.listenSoon(t, time.Second)
-		return
-	case a.listed() == 0:
-		q.refuse(&driver.RefusedError{Reason: n.cfg.Addr + ": the wait queue is not allowed (+zadd +zpopmin +zrem +zrange)"}, "the wait queue is not allowed: waiters poll")
+	if err != nil {
+		if reply := ServerError(""); errors.As(err, &reply) && reply.forbids() {
+			q.refuse(&driver.RefusedError{Reason: n.cfg.Addr + ": the wait queue is not allowed (+zadd +zpopmin +zrem +zrange)", Err: reply}, "the wait queue is not allowed: waiters poll")
+		} else {
+			q.listenSoon(t, time.Second)
+		}
 		return
 	}
 	q.allowed, t.listed = true, time.Now()
