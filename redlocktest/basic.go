@@ -55,6 +55,8 @@ func grantAndRelease(r *run) {
 			r.fatal(sessions, "the backend has no TTL, and the grant expires at %v", g.Expires)
 		case r.info.MaxTTL != 0 && !r.info.Features.Has(driver.FeatureSession) && g.Expires.IsZero():
 			r.fatal(expires, "the grant has no Expires, and Session is not among the features %v", r.info.Features)
+		case g.Fence != 0 && !r.info.Features.Has(driver.FeatureFencing):
+			r.fatal(tokens, "Fencing is not among the features %v, and a grant has token %d", r.info.Features, g.Fence)
 		case !g.Expires.IsZero() && !time.Now().Before(g.Expires):
 			r.startOver("a lease of %v was over when it was granted", r.long())
 		}

@@ -348,7 +348,7 @@ var memoryBugs = []bug{
 		}
 		return l, err
 	})},
-	{name: "release ignores the owner", stress: true, want: "verdict/stale-release", rule: "driver.Lease.Release", plant: onRelease(func(_ context.Context, b *broken, l *brokenLease) error {
+	{name: "release ignores the owner", stress: true, want: "verdict/lost", rule: "driver.Lease.Release", plant: onRelease(func(_ context.Context, b *broken, l *brokenLease) error {
 		b.Expire(l.sent.Key)
 		return nil
 	})},

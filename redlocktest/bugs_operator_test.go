@@ -125,7 +125,7 @@ var operatorBugs = []bug{
 			return i
 		}
 	})},
-	{name: "tokens without the feature", want: "fence/none", rule: "rule 8", over: inView(func(v *viewed) {
+	{name: "tokens without the feature", want: "basic/grant", rule: "rule 8", over: inView(func(v *viewed) {
 		v.info = func(i driver.Info) driver.Info {
 			i.Features &^= driver.FeatureFencing | driver.FeatureQuorumNode
 			return i
@@ -170,7 +170,7 @@ var operatorBugs = []bug{
 	{name: "the Release of a broken lease frees the next owner's lock", want: "operator/break-beside", rule: "exclusion", says: "critical section", plant: firstRelease},
 	{name: "a cancelled context is not seen", want: "cancel/before", rule: "driver.Backend.Acquire", says: "context canceled", plant: func(b *broken) { blind(b, context.Canceled) }},
 	{name: "a deadline that is over is not seen", want: "cancel/deadline-before", rule: "driver.Backend.Acquire", says: "context deadline exceeded", plant: func(b *broken) { blind(b, context.DeadlineExceeded) }},
-	{name: "a second Close fails", want: "close/twice", rule: "driver.Backend.Close", plant: func(b *broken) {
+	{name: "a second Close fails", want: "close/after", rule: "driver.Backend.Close", plant: func(b *broken) {
 		var closed atomic.Bool
 		b.close = func() error {
 			if closed.Swap(true) {

@@ -9,7 +9,6 @@ import (
 )
 
 var closeCases = []testCase{
-	{name: "twice", do: closeTwice},
 	{name: "after", do: afterClose},
 	{name: "leases", without: driver.FeatureSession, do: closeAndLeases},
 	{name: "session", features: driver.FeatureSession, do: closeEndsSession},
@@ -17,25 +16,10 @@ var closeCases = []testCase{
 	{name: "busy", do: closeBusy},
 }
 
-func closeTwice(r *run) {
-	b := r.open()
-	r.release(r.grant(b, driver.Request{Key: r.key()}))
-	r.close(b)
-	r.together(8, func(int) {
-		if err := b.Close(); err != nil {
-			r.record(closing, "a second Close gives %v", err)
-		}
-	})
-	unused := r.open() // it may never have connected
-	r.together(8, func(int) {
-		if err := unused.Close(); err != nil {
-			r.record(closing, "of eight Closes at once one gives %v", err)
-		}
-	})
-}
-
+// afterClose checks that calls after Close fail, and that Close can be called again, and by many at once.
 func afterClose(r *run) {
 	b := r.open()
+	r.release(r.grant(b, driver.Request{Key: r.key()}))
 	before, key := b.Info(), r.key()
 	r.close(b)
 	if after := b.Info(); after != before {
@@ -53,6 +37,14 @@ func afterClose(r *run) {
 		_, err := i.Lookup(r.ctx, key)
 		r.isClosed(err, "Lookup")
 		r.isClosed(i.List(r.ctx, key, func(*driver.State) bool { return false }), "List")
+	}
+	unused := r.open() // it may never have connected
+	for _, c := range []driver.Backend{b, unused} {
+		r.together(8, func(int) {
+			if err := c.Close(); err != nil {
+				r.record(closing, "of several Closes one gives %v", err)
+			}
+		})
 	}
 	r.free(r.client(), key)
 }

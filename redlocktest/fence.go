@@ -7,17 +7,8 @@ import (
 )
 
 var fenceCases = []testCase{
-	{name: "none", without: driver.FeatureFencing, do: noFence},
 	{name: "rises", features: driver.FeatureFencing, do: fenceRises},
 	{name: "clock", features: driver.FeatureFencing, needs: []condition{clocked}, do: fenceClock},
-}
-
-func noFence(r *run) {
-	l := r.grant(r.client(), driver.Request{Key: r.key()})
-	if g := l.Grant(); g.Fence != 0 {
-		r.record(tokens, "Fencing is not among the features %v, and a grant has token %d", r.info.Features, g.Fence)
-	}
-	r.release(l)
 }
 
 func fenceRises(r *run) {

@@ -3,8 +3,6 @@ package server
 import (
 	"context"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -46,11 +44,7 @@ func StartConsul(ctx context.Context, members int, cfg Config) (*Group, error) {
 
 // findConsul returns the path of a Consul.
 func findConsul() (string, error) {
-	found := places(string(KindConsul))
-	if cache, err := os.UserCacheDir(); err == nil {
-		found = append(found, filepath.Join(cache, "redlock", "consul-"+consulVersion))
-	}
-	for _, path := range found {
+	for _, path := range placesOrCache(KindConsul, consulVersion) {
 		if strings.HasPrefix(version(path), "Consul v1.") {
 			return path, nil
 		}

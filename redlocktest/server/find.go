@@ -86,6 +86,15 @@ func places(program string) []string {
 	return found
 }
 
+// placesOrCache also returns where install.bash builds a program that Debian does not have.
+func placesOrCache(k Kind, version string) []string {
+	found := places(string(k))
+	if cache, err := os.UserCacheDir(); err == nil {
+		found = append(found, filepath.Join(cache, "redlock", string(k)+"-"+version))
+	}
+	return found
+}
+
 var firstNumber = regexp.MustCompile(`\d+`)
 
 // majorVersion returns the major version of a program, 0 if it is unknown.

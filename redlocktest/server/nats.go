@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -50,11 +49,7 @@ func StartNATS(ctx context.Context, members int, cfg Config) (*Group, error) {
 
 // findNATS returns the path of a nats-server that keeps TTLs of messages.
 func findNATS() (string, error) {
-	found := places(string(KindNATS))
-	if cache, err := os.UserCacheDir(); err == nil {
-		found = append(found, filepath.Join(cache, "redlock", "nats-server-"+natsVersion))
-	}
-	for _, path := range found {
+	for _, path := range placesOrCache(KindNATS, natsVersion) {
 		if _, v, _ := strings.Cut(version(path), ": v"); strings.HasPrefix(v, "2.") && minorOf(v) >= 11 {
 			return path, nil
 		}

@@ -110,18 +110,10 @@ func (s *Server) template() (string, error) {
 	if err := initialize(making, s.cfg.Kind, initdb); err != nil {
 		return "", errors.Join(err, os.RemoveAll(making))
 	}
-	if err := os.Rename(making, ready); err == nil || ownedBy(ready, who) {
-		return ready, os.RemoveAll(making)
+	if err = os.Rename(making, ready); err != nil && ownedBy(ready, who) {
+		err = nil // another process was faster
 	}
-	// Another user has this name: make the template in the server's own folder.
-	if err := os.RemoveAll(making); err != nil {
-		return "", err
-	}
-	making = filepath.Join(s.dir, "initdb")
-	if err := os.Mkdir(making, 0o700); err != nil {
-		return "", err
-	}
-	return making, initialize(making, s.cfg.Kind, initdb)
+	return ready, errors.Join(err, os.RemoveAll(making))
 }
 
 // initialize runs initdb on an empty folder.
