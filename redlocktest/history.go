@@ -39,13 +39,12 @@ const (
 	reapOp  // the server's notice that a session has ended; may never come
 	breakOp // an operator's call
 	lookOp  // a look at who has the lock, which changes nothing
-	listOp  // as watchOp only counted
-	watchOp
-	kinds // how many there are
+	watchOp // only counted
+	kinds   // how many there are
 )
 
 func (k kind) String() string {
-	return [...]string{"acquire", "renew", "release", "undo", "lose", "reap", "break", "look", "list", "watch"}[k]
+	return [...]string{"acquire", "renew", "release", "undo", "lose", "reap", "break", "look", "watch"}[k]
 }
 
 // input is a call as the model sees it.

@@ -483,7 +483,7 @@ func (w *stressWorker) outlive(l *stressLease) {
 	}
 }
 
-// look asks for the holder of a key, or lists the key.
+// look asks for the holder of a key.
 func (w *stressWorker) look(k *stressKey) {
 	i, ok := w.client.backend().(driver.Inspector)
 	if !ok {
@@ -491,36 +491,18 @@ func (w *stressWorker) look(k *stressKey) {
 	}
 	ctx, cancel := context.WithTimeout(w.ctx, w.callTime())
 	defer cancel()
-	in := input{kind: lookOp}
-	if w.chance(300) {
-		in.kind = listOp
-	}
-	w.count(in.kind)
+	w.count(lookOp)
 	call := w.now()
-	var state *driver.State
-	var err error
-	if in.kind == listOp {
-		err = i.List(ctx, k.name, func(s *driver.State) bool {
-			if s.Key != k.name {
-				w.fail(inspecting, "List with prefix %q yields %q", k.name, s.Key)
-			}
-			return true
-		})
-	} else {
-		state, err = i.Lookup(ctx, k.name)
-	}
+	state, err := i.Lookup(ctx, k.name)
 	ret := w.now()
-	v := w.saw(err)
-	switch v {
-	case granted, unknown, later, refused: // the user may have no right to look
-	default:
-		w.fail(inspecting, "%v gives %v: %v", in.kind, v, err)
-	}
-	if v == granted && in.kind == lookOp {
+	switch v := w.saw(err); v {
+	case granted:
 		if out, sure := seen(state); sure {
-			k.add(w.client.id, in, call, ret, out)
-			return
+			k.add(w.client.id, input{kind: lookOp}, call, ret, out)
 		}
+	case unknown, later, refused: // the user may have no right to look
+	default:
+		w.fail(inspecting, "Lookup gives %v: %v", v, err)
 	}
 }
 
