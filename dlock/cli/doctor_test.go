@@ -196,7 +196,7 @@ var misconfigurations = map[string]misconfiguration{
 		return s.URL(), nil
 	}, long},
 
-	"even": {"quorum-size warning 4,same-host warning,versions-differ note Valkey", among(4, unchanged), long},
+	"even": {"quorum-size warning 4,same-host warning", among(4, unchanged), long},
 	"one server twice": {"same-server unsafe", among(3, func(_ *world, urls []string, nodes []*server.Server) (string, mender) {
 		urls[2] = fmt.Sprintf("redis://localhost:%d/0", nodes[0].Port())
 		return "", nil

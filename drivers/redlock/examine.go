@@ -54,7 +54,6 @@ func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 	e.servers()
 	e.hosts()
 	e.clocks()
-	e.versions()
 	e.trips()
 	e.terms(ctx)
 	all := append(e.found, slices.Concat(e.nodes...)...)
@@ -83,17 +82,19 @@ func (e *examination) measured(node int, code string) string {
 
 func (e *examination) number() {
 	n, q := len(e.b.nodes), e.b.q
-	d := driver.Diagnostic{Code: "quorum-size", Severity: driver.SeverityWarning, Measured: fmt.Sprint(n), Remedy: "use an odd number of nodes, three at least (dlock bootstrap --changed)"}
+	summary := ""
 	switch {
 	case n < 3:
-		d.Summary = fmt.Sprintf("a quorum of %d does not survive the loss of a node", n)
+		summary = fmt.Sprintf("a quorum of %d does not survive the loss of a node", n)
 	case n%2 == 0:
-		d.Summary = fmt.Sprintf("%d nodes survive the loss of %d, as %d do", n, n-q, n-1)
+		summary = fmt.Sprintf("%d nodes survive the loss of %d, as %d do", n, n-q, n-1)
 	default:
-		d.Severity, d.Remedy = driver.SeverityNote, ""
-		d.Summary = fmt.Sprintf("%d nodes survive the loss of %d", n, n-q)
+		return
 	}
-	e.add(d)
+	e.add(driver.Diagnostic{
+		Code: "quorum-size", Severity: driver.SeverityWarning, Measured: fmt.Sprint(n), Summary: summary,
+		Remedy: "use an odd number of nodes, three at least (dlock bootstrap --changed)",
+	})
 }
 
 // servers finds nodes that are the same server process.
@@ -162,18 +163,6 @@ func (e *examination) clocks() {
 		if apart := o.off - middle.off; apart.Abs() > e.b.opts.ClockAllowance+o.blur+middle.blur {
 			e.add(driver.Diagnostic{Code: "clock-apart", Severity: driver.SeverityUnsafe, Node: n.name, Measured: apart.String(), Summary: fmt.Sprintf("its clock is %v from the other nodes', and clock_allowance is %v", apart, e.b.opts.ClockAllowance), Remedy: "run NTP on it"})
 		}
-	}
-}
-
-func (e *examination) versions() {
-	var all []string
-	for i := range e.b.nodes {
-		if v := e.measured(i, "version"); v != "" && !slices.Contains(all, v) {
-			all = append(all, v)
-		}
-	}
-	if len(all) > 1 {
-		e.add(driver.Diagnostic{Code: "versions-differ", Summary: "the nodes have different versions: " + strings.Join(all, ", "), Measured: strings.Join(all, ", ")})
 	}
 }
 

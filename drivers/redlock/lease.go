@@ -391,11 +391,6 @@ func (g *nodeRequest) start() bool {
 
 // run makes the call, and waits for its end.
 func (g *nodeRequest) run() {
-	defer g.n.blocking.Add(-1)
-	if g.n.blocking.Add(1) > mostCalls {
-		g.done(result{err: errBusy, answer: unasked})
-		return
-	}
 	ctx, cancel := context.WithDeadline(g.l.ctx, g.l.b.clock.Time(g.until))
 	defer cancel()
 	var r result

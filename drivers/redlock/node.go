@@ -18,8 +18,7 @@ import (
 // nothing of the quorum.
 //
 // A request that the node cannot start is a blocking call, which needs a goroutine. A node that
-// never answers costs a bounded number of them: its breaker opens, and mostCalls are under way at
-// most.
+// never answers costs those of its timeout at most, until its breaker opens.
 type node struct {
 	index   int
 	name    string // without any secret
@@ -31,7 +30,6 @@ type node struct {
 	server    atomic.Pointer[string]      // the server process that answered last
 	skewed    atomic.Bool                 // its clock disagreed when it last counted
 	tripped   atomic.Bool                 // the breaker is open
-	blocking  atomic.Int32                // blocking calls under way
 
 	clockMu   sync.Mutex
 	clock     reading // of its last answer
@@ -51,18 +49,14 @@ type node struct {
 }
 
 const (
-	mostCalls   = 4096 // blocking calls under way
-	tripAfter   = 5    // this many timeouts in a row over this long open the breaker, because many requests end at once
+	tripAfter   = 5 // this many timeouts in a row over this long open the breaker, because many requests end at once
 	tripTime    = 200 * time.Millisecond
 	firstProbe  = 500 * time.Millisecond
 	slowestTest = 8 * time.Second // the longest pause between probes
 )
 
-// The reasons why a node is not asked.
-var (
-	errSkipped = errors.New("skipped, since it keeps timing out")
-	errBusy    = errors.New("too many requests to it are under way")
-)
+// errSkipped is why a node is not asked.
+var errSkipped = errors.New("skipped, since it keeps timing out")
 
 func newNode(i int, nb driver.Backend) *node {
 	n := &node{index: i, backend: nb, gone: make(chan struct{})}

@@ -226,6 +226,16 @@ func smallest(n int, r rules) (margin time.Duration, worst uint64, played int) {
 	return margin, worst, played
 }
 
+// judged changes what judge returns.
+func judged(edit func(start boot.Instant, ttl time.Duration, answers []reading, drift int, expires, from boot.Instant) (boot.Instant, boot.Instant)) func(*rules) {
+	return func(r *rules) {
+		r.judge = func(start boot.Instant, ttl time.Duration, answers []reading, q, drift int) (boot.Instant, boot.Instant) {
+			expires, from := judge(start, ttl, answers, q, drift)
+			return edit(start, ttl, answers, drift, expires, from)
+		}
+	}
+}
+
 // More than ten thousand pairs of clients that differ, with the worst clocks and delays that
 // the terms allow: by the rules of terms.go, which the engine uses, no two leases are valid at
 // once. If any margin is taken out, some are.
@@ -255,30 +265,18 @@ func TestNoPairOfClientsOverlaps(t *testing.T) {
 		"the whole grace": func(r *rules) {
 			r.grace = func(t *quorum.Terms) time.Duration { return t.Guard / 1000 }
 		},
-		"the rule hold": func(r *rules) {
-			r.judge = func(start boot.Instant, ttl time.Duration, answers []reading, q, drift int) (boot.Instant, boot.Instant) {
-				_, from := judge(start, ttl, answers, q, drift)
-				return start.Add(validity(ttl, drift)), from
-			}
-		},
-		"the rule return": func(r *rules) {
-			r.judge = func(start boot.Instant, ttl time.Duration, answers []reading, q, drift int) (boot.Instant, boot.Instant) {
-				expires, _ := judge(start, ttl, answers, q, drift)
-				return expires, answers[0].received
-			}
-		},
-		"the drift": func(r *rules) {
-			r.judge = func(start boot.Instant, ttl time.Duration, answers []reading, q, drift int) (boot.Instant, boot.Instant) {
-				expires, from := judge(start, ttl, answers, q, drift)
-				return expires.Add(percent(ttl, drift)), from
-			}
-		},
-		"the start of a lease": func(r *rules) {
-			r.judge = func(start boot.Instant, ttl time.Duration, answers []reading, q, drift int) (boot.Instant, boot.Instant) {
-				expires, from := judge(start, ttl, answers, q, drift)
-				return expires.Add(from.Sub(start)), from
-			}
-		},
+		"the rule hold": judged(func(start boot.Instant, ttl time.Duration, _ []reading, drift int, _, from boot.Instant) (boot.Instant, boot.Instant) {
+			return start.Add(validity(ttl, drift)), from
+		}),
+		"the rule return": judged(func(_ boot.Instant, _ time.Duration, answers []reading, _ int, expires, _ boot.Instant) (boot.Instant, boot.Instant) {
+			return expires, answers[0].received
+		}),
+		"the drift": judged(func(_ boot.Instant, ttl time.Duration, _ []reading, drift int, expires, from boot.Instant) (boot.Instant, boot.Instant) {
+			return expires.Add(percent(ttl, drift)), from
+		}),
+		"the start of a lease": judged(func(start boot.Instant, _ time.Duration, _ []reading, _ int, expires, from boot.Instant) (boot.Instant, boot.Instant) {
+			return expires.Add(from.Sub(start)), from
+		}),
 		"the least excuse among the nodes": func(r *rules) {
 			r.judge = func(start boot.Instant, ttl time.Duration, answers []reading, q, drift int) (boot.Instant, boot.Instant) {
 				most := answers[0].excuse
