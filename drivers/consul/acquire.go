@@ -1,0 +1,355 @@
+package consul
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/hashicorp/consul/api"
+
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/base"
+)
+
+// An attempt is one call of Acquire.
+type attempt struct {
+	b     *Backend
+	lock  string // where the lock is
+	owner string
+	ttl   time.Duration
+	s     *session // nil: none yet
+	w     *waiter  // nil: it is not in the queue
+	// doubt is the base that a transaction expects which has no answer; nil: there is none. It does
+	// nothing any more once the base has changed.
+	doubt *tokenBase
+}
+
+// errAgain says that a waiter has lost its place.
+var errAgain = errors.New("a waiter begins again")
+
+// Acquire makes one attempt, or with req.Wait waits in the key's queue.
+func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Lease, error) {
+	if err := b.about.Check(b.opt.Prefix, req); err != nil {
+		return nil, err
+	}
+	most := b.calls.Bound(req.TTL)
+	if req.Wait {
+		most = forever
+	}
+	call, err := b.calls.Begin(ctx, most)
+	if err != nil {
+		return nil, err
+	}
+	defer call.End()
+	a := &attempt{b: b, lock: b.Path(req.Key), owner: req.Owner, ttl: req.TTL}
+	l, err := a.try(call)
+	if req.Wait && err != nil {
+		l, err = a.wait(call, err)
+	}
+	if err != nil {
+		a.abandon()
+		return nil, call.Failed(err)
+	}
+	return base.NewLease(&b.calls, b.about, l.grant, l.renew, l.release).FreeAtEnd(), nil
+}
+
+// enter finds a session that lasts for nearly its whole TTL.
+func (a *attempt) enter(ctx context.Context) (err error) {
+	for range 2 {
+		if a.s == nil {
+			if a.s, err = a.b.join(ctx, a.ttl); err != nil {
+				return err
+			}
+		}
+		if err = a.s.renew(ctx, a.ttl/8); !errors.Is(err, errNoSession) {
+			return err
+		}
+		a.forget() // the machine slept, or an operator ended the session
+	}
+	return err
+}
+
+// forget leaves a session that has ended. A transaction without an answer cannot hold anything with
+// it any more.
+func (a *attempt) forget() {
+	a.s.retire(false)
+	a.unregister()
+	a.s.leave()
+	a.s, a.doubt = nil, nil
+}
+
+// change carries operations out that require the base, and notes if their outcome is unknown. It
+// returns the base of the token.
+func (a *attempt) change(ctx context.Context, old *tokenBase, ops func(base uint64) []*api.KVTxnOp) (answer, error) {
+	value, expected, err := a.b.raised(old)
+	if err != nil {
+		return nil, err
+	}
+	done, err := a.b.txn(ctx, append(ops(value), expected)...)
+	if inDoubt(err) {
+		a.doubt = old
+	}
+	if errors.Is(err, errNoSession) {
+		a.forget()
+	}
+	a.b.keepBase(done, value)
+	return done, err
+}
+
+// try takes the lock if it is free and nobody waits for it.
+func (a *attempt) try(ctx context.Context) (*lease, error) {
+	ctx, cancel := context.WithTimeout(ctx, a.b.calls.Bound(a.ttl))
+	defer cancel()
+	if err := a.enter(ctx); err != nil {
+		return nil, err
+	}
+	old, err := a.b.expect(ctx)
+	for st := (&state{}); err == nil; old = st.base {
+		from, r := a.s.from(), record{Owner: a.owner, Since: a.b.now().UnixMicro()}
+		done, err := a.change(ctx, old, func(base uint64) []*api.KVTxnOp {
+			r.Base = base
+			return append(slices.Concat(remove(a.lock, st.lock), remove(a.b.queue(a.lock), st.flag)), hold(a.lock, a.s.id, r.text()))
+		})
+		if err == nil {
+			p := done[a.lock]
+			p.Value = r.text() // the answer leaves it out
+			return a.granted(p, from)
+		}
+		if !errors.Is(err, errConflict) {
+			return nil, err
+		}
+		if st, err = a.b.read(ctx, a.lock); err != nil {
+			return nil, err
+		}
+		switch {
+		case st.held():
+			h := holder(st.lock)
+			return nil, &driver.HeldError{Holder: h.Owner, Since: h.Since}
+		case st.lock != nil && st.lock.Flags != lockFlags:
+			return nil, &driver.RefusedError{Reason: "the key " + strconv.Quote(a.lock) + " has data of another program: use another path"}
+		case len(st.waiters) > 0: // the holder's session ended
+			if err = a.b.pass(ctx, st); !errors.Is(err, errConflict) {
+				return nil, cmp.Or(err, error(&driver.HeldError{ReservedForWaiter: true, RetryAfter: lookEvery}))
+			}
+		}
+	}
+	return nil, err
+}
+
+// granted returns the lease of a lock that was read or taken.
+func (a *attempt) granted(p *api.KVPair, from time.Time) (*lease, error) {
+	token := fence(p)
+	if token > driver.MaxFence {
+		return nil, &driver.RefusedError{Reason: "the tokens of the locks under " + strconv.Quote(a.b.opt.Path) + " are at their end: use another path"}
+	}
+	l := &lease{b: a.b, s: a.s, lock: a.lock, owner: a.owner, index: p.ModifyIndex, contended: a.w != nil}
+	l.grant = driver.Grant{Fence: token, Expires: driver.Expires(from, a.ttl)}
+	a.unregister()
+	return l, nil
+}
+
+// abandon gives the attempt up, and in the background what it may have.
+func (a *attempt) abandon() {
+	switch {
+	case a.s == nil:
+	case a.w == nil && a.doubt == nil:
+		a.s.leave()
+	default:
+		a.b.calls.Undo(time.Time{}, func(call *base.Call) error {
+			err := a.clean(call)
+			if err == nil {
+				a.s.leave()
+			}
+			return err
+		})
+	}
+}
+
+// clean leaves the queue, passes on a lock that it may have got, and sees to it that no transaction
+// without an answer has an effect any more.
+func (a *attempt) clean(ctx context.Context) error {
+	if a.w == nil && a.doubt == nil {
+		return nil
+	}
+	if a.doubt != nil {
+		done, err := a.b.txn(ctx, a.b.setBase(a.doubt, a.doubt.value+1))
+		if a.b.keepBase(done, a.doubt.value+1); err != nil && !errors.Is(err, errConflict) {
+			return err // a conflict: it has changed
+		}
+	}
+	st, err := a.b.read(ctx, a.lock)
+	if err != nil {
+		return err
+	}
+	i := slices.IndexFunc(st.waiters, func(p *api.KVPair) bool { return a.w != nil && p.Key == a.place() })
+	switch {
+	case st.isOf(a.s, a.owner) && a.w != nil:
+		err = a.b.pass(ctx, st, drop(a.s.mark(a.w.number)))
+	case st.isOf(a.s, a.owner):
+		err = a.b.pass(ctx, st)
+	case i >= 0 && len(st.waiters) == 1:
+		_, err = a.b.txn(ctx, append(remove(a.place(), st.waiters[i]), remove(a.b.queue(a.lock), st.flag)...)...)
+	case i >= 0:
+		_, err = a.b.txn(ctx, remove(a.place(), st.waiters[i])...)
+	}
+	if err == nil {
+		a.unregister()
+		a.doubt = nil
+	}
+	return err
+}
+
+// wait waits in the queue until it has the lock.
+func (a *attempt) wait(call *base.Call, last error) (l *lease, err error) {
+	var held error
+	for err = last; err != nil; {
+		if errors.Is(err, driver.ErrHeld) {
+			held = err
+			if err = a.enqueue(call); err == nil {
+				l, err = a.sleep(call)
+			}
+		}
+		switch {
+		case err == nil, errors.Is(err, driver.ErrRefused), errors.Is(err, driver.ErrClosed):
+			return l, err
+		case !errors.Is(err, errAgain) && !errors.Is(err, errConflict):
+			select {
+			case <-time.After(50*time.Millisecond + rand.N(100*time.Millisecond)):
+			case <-call.Done():
+			}
+		}
+		if over := call.Over(); over != nil {
+			return nil, errors.Join(over, held)
+		}
+		if a.s != nil && a.s.ended() {
+			a.forget()
+		}
+		if err = a.clean(call); err == nil {
+			l, err = a.try(call)
+		}
+	}
+	return l, err
+}
+
+// enqueue takes a place in the queue, if somebody has the lock: whoever frees it after that gives it
+// to the first in the queue.
+func (a *attempt) enqueue(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, a.b.calls.Bound(a.ttl))
+	defer cancel()
+	if err := a.enter(ctx); err != nil {
+		return err
+	}
+	old, err := a.b.expect(ctx)
+	if err != nil {
+		return err
+	}
+	if err := a.register(); err != nil {
+		return err
+	}
+	r := record{Owner: a.owner, Since: a.b.now().UnixMicro()}
+	_, err = a.change(ctx, old, func(uint64) []*api.KVTxnOp {
+		return []*api.KVTxnOp{there(a.lock), set(a.b.queue(a.lock), a.place()), hold(a.place(), a.s.id, r.text())}
+	})
+	if err != nil && a.doubt == nil {
+		a.unregister()
+	}
+	return err
+}
+
+// sleep waits until the lock was given to this waiter.
+func (a *attempt) sleep(call *base.Call) (*lease, error) {
+	select {
+	case <-a.w.told:
+	case <-a.s.gone:
+		return nil, errAgain
+	case <-call.Done():
+		return nil, call.Over()
+	}
+	for {
+		l, err := a.confirm(call)
+		if !inDoubt(err) || a.s.ended() {
+			return l, err
+		}
+		select {
+		case <-time.After(50 * time.Millisecond):
+		case <-call.Done():
+			return nil, call.Over()
+		}
+	}
+}
+
+// confirm takes over the lock that was given to this waiter: its lease counts from here.
+func (a *attempt) confirm(ctx context.Context) (*lease, error) {
+	ctx, cancel := context.WithTimeout(ctx, a.b.calls.Bound(a.ttl))
+	defer cancel()
+	if err := a.s.renew(ctx, a.ttl/8); err != nil {
+		return nil, err
+	}
+	from := a.s.from()
+	done, err := a.b.txn(ctx, there(a.lock), drop(a.s.mark(a.w.number)))
+	if err != nil {
+		return nil, err
+	}
+	if st := (state{lock: done[a.lock]}); !st.isOf(a.s, a.owner) { // an operator broke it
+		return nil, errConflict
+	}
+	return a.granted(done[a.lock], from)
+}
+
+// A state is what is stored of a lock.
+type state struct {
+	key        string
+	base       *tokenBase
+	lock, flag *api.KVPair // nil: it is not there
+	waiters    []*api.KVPair
+}
+
+// read reads the state of a lock.
+func (b *Backend) read(ctx context.Context, lock string) (*state, error) {
+	a, err := b.txn(ctx, get(b.baseKey()), get(lock), below(b.queue(lock)))
+	if err != nil {
+		return nil, err
+	}
+	st := &state{key: lock, lock: a[lock], flag: a[b.queue(lock)], waiters: a.tree(b.queue(lock))}
+	st.base, err = b.noteBase(a)
+	return st, err
+}
+
+func (st *state) held() bool { return st.lock != nil && st.lock.Session != "" }
+
+// isOf reports whether an owner has the lock.
+func (st *state) isOf(s *session, owner string) bool {
+	return st.held() && st.lock.Session == s.id && parse(st.lock).Owner == owner
+}
+
+// pass frees a lock, and gives it to the first waiter if there is one, as long as nothing has changed
+// since it was read.
+func (b *Backend) pass(ctx context.Context, st *state, more ...*api.KVTxnOp) error {
+	ops := append(more, remove(st.key, st.lock)...)
+	if len(st.waiters) < 2 {
+		ops = append(ops, remove(b.queue(st.key), st.flag)...)
+	}
+	if len(st.waiters) == 0 {
+		_, err := b.txn(ctx, ops...)
+		return err
+	}
+	value, expected, err := b.raised(st.base)
+	if err != nil {
+		return err
+	}
+	first := st.waiters[0]
+	_, number, _ := strings.Cut(first.Key[len(b.queue(st.key)):], ".")
+	r := record{Owner: parse(first).Owner, Base: value, Since: b.now().UnixMicro()}
+	done, err := b.txn(ctx, append(append(ops, remove(first.Key, first)...), expected,
+		hold(st.key, first.Session, r.text()), hold(b.marks(first.Session)+number, first.Session, nil))...)
+	b.keepBase(done, value)
+	if errors.Is(err, errNoSession) { // with its places
+		err = errConflict
+	}
+	return err
+}

@@ -1,0 +1,172 @@
+package consul
+
+import (
+	"math"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/hashicorp/consul/api"
+
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/base"
+	"github.com/redlock-go/redlock/driver/dsn"
+)
+
+const (
+	defaultPath        = "dlock"
+	defaultCallTimeout = time.Second
+	// defaultMin is session_ttl_min of a server that says nothing about it.
+	defaultMin = 10 * time.Second
+	// maxTTL is the longest TTL of a session.
+	maxTTL = 24 * time.Hour
+)
+
+// Driver opens backends by URL. The zero Driver is ready.
+type Driver struct{}
+
+var _ driver.Driver = Driver{}
+
+// Open reads cfg.DSN (see the package's documentation). Its only I/O is reading certificates and the
+// file of the token that the environment names.
+func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
+	u, err := dsn.Parse(cfg.DSN, "8500", "consul", "consuls")
+	if err != nil {
+		return nil, err
+	}
+	opt := Options{Prefix: cfg.Prefix, Path: u.Path}
+	opt.CallTimeout = u.Params.Duration("call_timeout", defaultCallTimeout, 10*time.Millisecond)
+	opt.SessionTTLMin = u.Params.Duration("session_ttl_min", defaultMin, time.Second)
+	c := api.DefaultConfig()
+	c.Datacenter = u.Params.String("dc", "")
+	secure, err := u.Params.TLS(u.Scheme == "consuls")
+	if err != nil {
+		return nil, err
+	}
+	if err := u.Params.Err(); err != nil {
+		return nil, err
+	}
+	if u.User != "" && u.Password == "" {
+		return nil, driver.Invalid("URL", "has a user and no token: write any user and the token, user:token@")
+	}
+	t := newTransport(u.Hosts, secure)
+	c.Address, c.Scheme, c.HttpClient, c.PathPrefix = u.Hosts[0], "http", &http.Client{Transport: t}, ""
+	if secure != nil {
+		c.Scheme = "https"
+	}
+	if u.Password != "" {
+		c.Token, c.TokenFile = u.Password, ""
+	}
+	client, err := api.NewClient(c)
+	if err != nil {
+		return nil, driver.Invalid("environment", "has a CONSUL_ variable that the client cannot use")
+	}
+	b, err := New(client, &opt)
+	if err != nil {
+		return nil, err
+	}
+	b.address, b.transport = u.String(), t
+	return b, nil
+}
+
+// Options are the settings of a backend. The zero value of each field is its default, and so is a
+// nil *Options.
+type Options struct {
+	// Prefix goes before every key.
+	Prefix string
+	// Path goes before the prefix, with a slash between them; "dlock" by default.
+	Path string
+	// CallTimeout bounds one attempt, renewal or release; 1 s by default.
+	CallTimeout time.Duration
+	// SessionTTLMin is the servers' session_ttl_min, if they have another one than 10 s. It is the
+	// least TTL of a lock.
+	SessionTTLMin time.Duration
+
+	_ struct{}
+}
+
+// Backend grants locks of one Consul datacenter.
+type Backend struct {
+	opt       Options
+	about     driver.Info
+	address   string
+	client    *api.Client
+	transport *transport                // nil: the caller's own client
+	base      atomic.Pointer[tokenBase] // nil: it must be read
+	seen      atomic.Uint64             // the highest index seen
+
+	calls base.Calls
+
+	mu       sync.Mutex
+	sessions map[int]*session // that new locks use, by their TTL in seconds
+}
+
+var (
+	_ driver.Backend   = (*Backend)(nil)
+	_ driver.Inspector = (*Backend)(nil)
+	_ driver.Admin     = (*Backend)(nil)
+)
+
+// New returns a backend that uses the application's client, which it never closes. Its tokens follow
+// the clock of this machine; those of a backend that was opened by its URL, the clock of the agent.
+func New(client *api.Client, o *Options) (*Backend, error) {
+	if client == nil {
+		return nil, driver.Invalid("client", "is nil")
+	}
+	var opt Options
+	if o != nil {
+		opt = *o
+	}
+	opt.Path = strings.Trim(opt.Path, "/")
+	if opt.Path == "" {
+		opt.Path = defaultPath
+	}
+	if opt.CallTimeout == 0 {
+		opt.CallTimeout = defaultCallTimeout
+	}
+	if opt.SessionTTLMin == 0 {
+		opt.SessionTTLMin = defaultMin
+	}
+	if err := base.CheckPrefix(opt.Prefix); err != nil {
+		return nil, err
+	}
+	for part := range strings.SplitSeq(opt.Path, "/") {
+		if part == "" || part == "." || part == ".." || part == dotDlock {
+			return nil, driver.Invalid("path", "must not have empty, '.', '..' or '.dlock' parts")
+		}
+	}
+	switch {
+	case opt.CallTimeout < 10*time.Millisecond:
+		return nil, driver.Invalid("call_timeout", "must be at least 10ms")
+	case opt.SessionTTLMin < time.Second || opt.SessionTTLMin > maxTTL:
+		return nil, driver.Invalid("session_ttl_min", "must be 1s to 24h")
+	}
+	b := &Backend{opt: opt, client: client, address: "consul:" + opt.Path, sessions: map[int]*session{},
+		about: driver.Info{
+			Name:     "consul",
+			Features: driver.FeatureFencing | driver.FeatureQueueing | driver.FeatureOrdered,
+			MinTTL:   opt.SessionTTLMin, MaxTTL: maxTTL,
+		}}
+	b.calls.Name, b.calls.Timeout = "consul", opt.CallTimeout
+	return b, nil
+}
+
+// Info describes the backend.
+func (b *Backend) Info() driver.Info { return b.about }
+
+// String returns the address and the path, without any secret.
+func (b *Backend) String() string { return b.address }
+
+// forever is the longest time of a call that only its caller ends.
+const forever = math.MaxInt64
+
+// Close ends the backend. It does not release held leases. It waits for the clean-up under way, for
+// about the call timeout at most.
+func (b *Backend) Close() error {
+	if b.calls.Close() && b.transport != nil {
+		b.transport.http.CloseIdleConnections()
+	}
+	return nil
+}

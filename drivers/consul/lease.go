@@ -1,0 +1,67 @@
+package consul
+
+import (
+	"errors"
+	"time"
+
+	"github.com/hashicorp/consul/api"
+
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/base"
+)
+
+// lease is one lock. Its methods are those of base.Lease, which makes one call at a time.
+type lease struct {
+	b           *Backend
+	s           *session
+	lock, owner string
+	grant       driver.Grant
+	index       uint64 // of the last change of the key, as far as it is known
+	contended   bool   // others may wait
+	tried       bool   // a release may have had an effect
+}
+
+// renew renews the session, and checks that it has the lock.
+func (l *lease) renew(call *base.Call, r *driver.Renewal) (driver.Grant, error) {
+	failed := l.s.renew(call, r.TTL/20)
+	from := l.s.from()
+	done, err := l.b.txn(call, get(l.lock))
+	if err != nil {
+		return l.grant, err
+	}
+	if st := (state{lock: done[l.lock]}); !st.isOf(l.s, l.owner) {
+		l.s.leave()
+		return l.grant, driver.ErrLost
+	}
+	if failed != nil { // a leader that was replaced may not know the session
+		return l.grant, failed
+	}
+	l.grant.Expires = driver.Expires(from, min(r.TTL, time.Duration(l.s.seconds)*time.Second))
+	return l.grant, nil
+}
+
+// release frees the lock, or gives it to the first waiter.
+func (l *lease) release(call *base.Call) error {
+	st, err := &state{key: l.lock, lock: &api.KVPair{ModifyIndex: l.index}}, error(nil)
+	for {
+		if l.contended {
+			if st, err = l.b.read(call, l.lock); err != nil {
+				return err
+			}
+		}
+		switch {
+		case !l.contended || st.isOf(l.s, l.owner):
+			err = l.b.pass(call, st)
+		case !l.tried:
+			err = driver.ErrLost
+		}
+		if err == nil || errors.Is(err, driver.ErrLost) {
+			l.s.leave()
+			return err
+		}
+		l.tried = l.tried || inDoubt(err)
+		if l.contended = true; !errors.Is(err, errConflict) {
+			return err
+		}
+	}
+}

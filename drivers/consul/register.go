@@ -1,0 +1,8 @@
+package consul
+
+import "github.com/redlock-go/redlock/dlock"
+
+func init() {
+	dlock.Register("consul", Driver{})
+	dlock.Register("consuls", Driver{})
+}
