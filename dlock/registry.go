@@ -175,7 +175,7 @@ var packages = map[string]string{
 	"valkey": "drivers/valkeygo", "valkeys": "drivers/valkeygo", "valkey+unix": "drivers/valkeygo",
 	"postgres": "drivers/postgres", "postgresql": "drivers/postgres",
 	"etcd": "drivers/etcd", "etcds": "drivers/etcd", "zk": "drivers/zookeeper", "zks": "drivers/zookeeper",
-	"nats": "drivers/nats", "tls": "drivers/nats",
+	"nats": "drivers/nats", "tls": "drivers/nats", "consul": "drivers/consul", "consuls": "drivers/consul",
 	"mysql": "drivers/sqltable/mysql", "mariadb": "drivers/sqltable/mysql", "pgtable": "drivers/sqltable/pgtable", "sqlite": "drivers/sqltable/sqlite",
 }
 

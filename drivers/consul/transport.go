@@ -15,8 +15,9 @@ type transport struct {
 
 	mu     sync.Mutex
 	host   int
-	server time.Time // by the last answer, in whole seconds
-	local  time.Time // when it came
+	server time.Time     // by an answer, in whole seconds
+	local  time.Time     // when it came
+	took   time.Duration // from its request
 }
 
 // mostConnections is how many connections a backend has to an agent: an agent refuses more than 200
@@ -36,22 +37,24 @@ func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	t.mu.Unlock()
 	to := r.Clone(r.Context())
 	to.URL.Host, to.Host = t.hosts[n], t.hosts[n]
+	sent := time.Now()
 	answer, err := t.http.RoundTrip(to)
+	took := time.Since(sent)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if n == t.host && (err != nil || answer.StatusCode >= http.StatusInternalServerError) {
 		t.host = (n + 1) % len(t.hosts)
 	}
 	if err == nil {
-		if at, bad := http.ParseTime(answer.Header.Get("Date")); bad == nil {
-			t.server, t.local = at, time.Now()
+		if at, bad := http.ParseTime(answer.Header.Get("Date")); bad == nil && (took < time.Second || t.local.IsZero()) {
+			t.server, t.local, t.took = at, time.Now(), took
 		}
 	}
 	return answer, err
 }
 
-// clock returns this machine's time if that is within the second that the agent told last, and else
-// the end of that second which is nearer.
+// clock returns this machine's time if it may be the agent's by its last answer, which tells whole
+// seconds, and else the nearest time that may be.
 func (t *transport) clock() time.Time {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -62,8 +65,8 @@ func (t *transport) clock() time.Time {
 	switch start := t.server.Add(now.Sub(t.local)); {
 	case now.Before(start):
 		return start
-	case now.After(start.Add(time.Second)):
-		return start.Add(time.Second)
+	case now.After(start.Add(time.Second + t.took)):
+		return start.Add(time.Second + t.took)
 	}
 	return now
 }

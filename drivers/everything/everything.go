@@ -8,7 +8,8 @@
 package everything
 
 import (
-	_ "github.com/redlock-go/redlock/drivers/all"  // all drivers of the main module
+	_ "github.com/redlock-go/redlock/drivers/all" // all drivers of the main module
+	_ "github.com/redlock-go/redlock/drivers/consul"
 	_ "github.com/redlock-go/redlock/drivers/etcd" // its client brings gRPC
 	_ "github.com/redlock-go/redlock/drivers/nats"
 	_ "github.com/redlock-go/redlock/drivers/zookeeper"

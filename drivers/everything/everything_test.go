@@ -48,6 +48,9 @@ func backends(t *testing.T) map[string]string {
 	urls["zookeeper"] = "zk://" + strings.Join(server.ZooKeeper(t, 1).Addrs(), ",")
 	urls["etcd"] = "etcd://" + strings.Join(server.Etcd(t, 1).Addrs(), ",")
 	urls["nats"] = "nats://" + strings.Join(server.NATS(t, 1).Addrs(), ",")
+	if server.HasConsul() {
+		urls["consul"] = "consul://" + strings.Join(server.Consul(t, 1).Addrs(), ",")
+	}
 	urls["pgtable"] = strings.Replace(server.PgBouncer(t, pg, "transaction").URL(), "postgres://", "pgtable://", 1) + "&setup=true"
 	return urls
 }
@@ -123,7 +126,7 @@ func TestTheCommandListsEveryDriver(t *testing.T) {
 	for name, features := range map[string]string{
 		"memory": "shared", "file": "session", "redis": "node", "rediss": "node", "valkey": "node", "valkeys": "node",
 		"redlock": "fencing", "postgres": "session", "etcd": "queueing", "etcds": "queueing", "zk": "queueing", "zks": "queueing",
-		"nats": "queueing", "tls": "queueing",
+		"nats": "queueing", "tls": "queueing", "consul": "queueing", "consuls": "queueing",
 		"mysql": "keep", "mariadb": "keep", "pgtable": "keep", "sqlite": "keep",
 	} {
 		if !strings.Contains(listed[name], features) || !strings.Contains(listed[name], name+":") {

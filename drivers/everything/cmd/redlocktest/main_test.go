@@ -44,7 +44,10 @@ func TestEveryDriver(t *testing.T) {
 		"zk://" + strings.Join(server.ZooKeeper(t, 1).Addrs(), ","), "etcd://" + strings.Join(server.Etcd(t, 1).Addrs(), ","),
 		"nats://" + strings.Join(server.NATS(t, 1).Addrs(), ","),
 	}
-	other := regexp.MustCompile(`\+unix$|^(rediss|valkeys|postgresql|etcds|zks|tls|both)$`) // both is two of them
+	if server.HasConsul() {
+		urls = append(urls, "consul://"+strings.Join(server.Consul(t, 1).Addrs(), ","))
+	}
+	other := regexp.MustCompile(`\+unix$|^(rediss|valkeys|postgresql|etcds|zks|tls|consuls?|both)$`) // both is two of them
 	for _, scheme := range dlock.Drivers() {
 		if !other.MatchString(scheme) && !slices.ContainsFunc(urls, func(u string) bool { return strings.HasPrefix(u, scheme+":") }) {
 			t.Errorf("no URL has the driver %s", scheme)
