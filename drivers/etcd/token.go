@@ -160,46 +160,39 @@ func serverClock(hosts []string, secure *tls.Config, timeout time.Duration, now 
 	if secure != nil {
 		scheme = "https://"
 	}
+	client := &http.Client{
+		Timeout: timeout / time.Duration(len(hosts)), Transport: &http.Transport{TLSClientConfig: secure, DisableKeepAlives: true},
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
 	return func(ctx context.Context) (time.Time, error) {
-		transport := &http.Transport{TLSClientConfig: secure, DisableKeepAlives: true}
-		defer transport.CloseIdleConnections()
 		for _, host := range hosts {
-			one, cancel := context.WithTimeout(ctx, timeout/time.Duration(len(hosts)))
-			server, err := askClock(one, transport, scheme+host+"/version")
-			cancel()
-			if err == nil {
-				return within(now(), server, time.Second), nil
-			}
-			if ctx.Err() != nil {
+			server, err := askClock(ctx, client, scheme+host+"/version")
+			switch local, end := now(), server.Add(time.Second); {
+			case ctx.Err() != nil:
 				return server, ctx.Err()
+			case err != nil:
+			case local.Before(server):
+				return server, nil
+			case local.After(end):
+				return end, nil
+			default:
+				return local, nil
 			}
 		}
 		return now(), nil
 	}
 }
 
-func askClock(ctx context.Context, transport http.RoundTripper, url string) (time.Time, error) {
+func askClock(ctx context.Context, client *http.Client, url string) (time.Time, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return time.Time{}, err
 	}
-	resp, err := transport.RoundTrip(req)
+	resp, err := client.Do(req)
 	if err != nil {
 		return time.Time{}, err
 	}
 	err = resp.Body.Close()
 	now, bad := http.ParseTime(resp.Header.Get("Date"))
 	return now, errors.Join(err, bad)
-}
-
-// within returns t, or if it lies outside of the interval from start, the nearer end of the
-// interval.
-func within(t, start time.Time, length time.Duration) time.Time {
-	switch end := start.Add(length); {
-	case t.Before(start):
-		return start
-	case t.After(end):
-		return end
-	}
-	return t
 }
