@@ -141,10 +141,9 @@ func (q *pipe) shrink(parts int) {
 // send makes one transaction of all parts, and stores their outcomes. It sends the transaction again
 // if the base of the tokens is another one than expected.
 func (b *Backend) send(ctx context.Context, batch []*part) {
-	var current *tokenBase // as it was answered
 	sure := true
 	for {
-		t, err := b.transaction(ctx, batch, current)
+		t, err := b.transaction(ctx, batch)
 		if err != nil {
 			outcome(batch, func(p *part) { p.sure, p.err = sure, err })
 			return
@@ -180,7 +179,9 @@ func (b *Backend) send(ctx context.Context, batch []*part) {
 			return
 		}
 		last := done.Responses[len(done.Responses)-1].GetResponseRange()
-		if current, err = b.readBase(last.GetKvs(), done.Header.Revision); err == nil {
+		current, err := b.readBase(last.GetKvs(), done.Header.Revision)
+		if err == nil {
+			b.base.Store(current)
 			err = ctx.Err()
 		}
 		if err != nil {
@@ -208,10 +209,10 @@ type transaction struct {
 // expected. What is nested, and what deletes, is a write for etcd: so a member never answers from
 // its own data, which may be old. An entry that is added alone is not nested: that is faster, and
 // etcd checks no permission for what is nested (GHSA-rfx7-8w68-q57q, until March 2026).
-func (b *Backend) transaction(ctx context.Context, batch []*part, current *tokenBase) (t transaction, err error) {
+func (b *Backend) transaction(ctx context.Context, batch []*part) (t transaction, err error) {
 	t.batch = batch
 	if slices.ContainsFunc(batch, func(p *part) bool { return p.path != "" }) {
-		if t.old, t.next, err = b.nextBase(ctx, current); err != nil {
+		if t.old, t.next, err = b.nextBase(ctx); err != nil {
 			return t, err
 		}
 		t.conditions = []clientv3.Cmp{b.unchanged(t.old)}

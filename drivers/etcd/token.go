@@ -1,7 +1,6 @@
 package etcd
 
 import (
-	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -96,38 +95,21 @@ func (b *Backend) saw(revision int64) {
 }
 
 // nextBase returns the base that the servers most likely have, and the one to store with the
-// next entry: the same one, unless tokens lag behind the clock. Other attempts of this backend
-// then expect the new base at once, because the server sees most of their requests later. An
-// attempt that failed because the base was another one, current, stores the expected one itself
-// if that is larger.
-func (b *Backend) nextBase(ctx context.Context, current *tokenBase) (old, next *tokenBase, err error) {
-	for {
-		expected := b.base.Load()
-		switch {
-		case expected == nil && current == nil:
-			if current, err = b.fetchBase(ctx); err != nil {
-				return nil, nil, err
-			}
-			continue
-		case expected == nil, current != nil && (current.stored == "" || current.value > expected.value):
-			if !b.base.CompareAndSwap(expected, current) {
-				continue
-			}
-			expected = current
-		}
-		value, err := b.raised(ctx, expected)
-		if err != nil {
+// next entry: the same one, unless tokens lag behind the clock. The backend's other transaction
+// then expects the new base at once, because the server most likely sees it later.
+func (b *Backend) nextBase(ctx context.Context) (old, next *tokenBase, err error) {
+	if old = b.base.Load(); old == nil {
+		if old, err = b.fetchBase(ctx); err != nil {
 			return nil, nil, err
 		}
-		next = expected
-		if value != expected.value || expected.stored == "" {
-			next = &tokenBase{value, layout + " " + strconv.FormatUint(value, 10)}
-			if !b.base.CompareAndSwap(expected, next) {
-				continue
-			}
-		}
-		return cmp.Or(current, expected), next, nil
 	}
+	value, err := b.raised(ctx, old)
+	if err != nil || value == old.value && old.stored != "" {
+		return old, old, err
+	}
+	next = &tokenBase{value, layout + " " + strconv.FormatUint(value, 10)}
+	b.base.Store(next)
+	return old, next, nil
 }
 
 // raised returns a base with which the token of the next revision is not behind the clock. If it
