@@ -25,7 +25,11 @@ import (
 
 func TestMain(m *testing.M) {
 	redlocktest.ServeClient(func(url string) (driver.Backend, error) { return dlock.OpenBackend(url) })
-	os.Exit(m.Run())
+	code := m.Run()
+	if shared.g != nil {
+		_ = shared.g.Close() // of a test
+	}
+	os.Exit(code)
 }
 
 // protocol is HTTP; answers are those to transactions.

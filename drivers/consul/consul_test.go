@@ -36,6 +36,24 @@ func open(t testing.TB, url string) *consul.Backend {
 	return b.(*consul.Backend)
 }
 
+// shared is a server for the tests that need no other one; each has a path of its own.
+var shared struct {
+	once sync.Once
+	g    *server.Group
+	err  error
+}
+
+// single returns the shared server, and a URL of it.
+func single(t testing.TB) (*server.Group, string) {
+	t.Helper()
+	if !server.HasConsul() {
+		return server.Consul(t, 1), "" // skips the test
+	}
+	shared.once.Do(func() { shared.g, shared.err = server.StartConsul(context.Background(), 1, server.Config{}) })
+	must(t, shared.err)
+	return shared.g, "consul://" + shared.g.Addrs()[0] + "/" + t.Name()
+}
+
 // counter is a client's transport that counts.
 type counter struct{ sent, open, mostOpen atomic.Int64 }
 
@@ -95,9 +113,10 @@ func TestURLsAreChecked(t *testing.T) {
 
 // The api's own Lock excludes this driver's, and is excluded by it.
 func TestTheApisOwnLock(t *testing.T) {
-	g := server.Consul(t, 1)
+	t.Parallel()
+	g, url := single(t)
 	c, _ := client(t, g)
-	b := open(t, "consul://"+g.Addrs()[0])
+	b := open(t, url)
 	theirs, err := c.LockOpts(&api.LockOptions{Key: b.Path("k"), Value: []byte("them"), LockTryOnce: true, LockWaitTime: 100 * time.Millisecond, SessionOpts: &api.SessionEntry{TTL: "10s", LockDelay: time.Millisecond}})
 	must(t, err)
 	lost, err := theirs.Lock(nil)
@@ -131,9 +150,10 @@ func TestTheApisOwnLock(t *testing.T) {
 
 // A key with data of another program is refused, and stays as it is.
 func TestDataOfOthersStays(t *testing.T) {
-	g := server.Consul(t, 1)
+	t.Parallel()
+	g, url := single(t)
 	c, _ := client(t, g)
-	b := open(t, "consul://"+g.Addrs()[0])
+	b := open(t, url)
 	_, err := c.KV().Put(&api.KVPair{Key: b.Path("k"), Value: []byte("data")}, nil)
 	must(t, err)
 	if _, err := drivertest.Acquire(t, b, drivertest.NewRequest("k", time.Minute)); !strings.Contains(refusal(err), "another program") {
@@ -228,9 +248,13 @@ func TestManyWaiters(t *testing.T) {
 
 // A holder's death, and a session that an operator destroyed, free the lock for the first waiter.
 func TestTakeover(t *testing.T) {
-	g := server.Consul(t, 1)
+	t.Parallel()
+	if testing.Short() {
+		t.Skip(long)
+	}
+	g, url := single(t)
 	c, _ := client(t, g)
-	b := open(t, "consul://"+g.Addrs()[0])
+	b := open(t, url)
 	await := func(what string, most time.Duration, end func()) {
 		granted := drivertest.Waiter(t, b, drivertest.NewRequest("k", 10*time.Second))
 		drivertest.AwaitWaiters(t, b, "k", 1)
@@ -242,7 +266,7 @@ func TestTakeover(t *testing.T) {
 			t.Errorf("%s: the takeover took %v", what, time.Since(from))
 		}
 	}
-	other := open(t, "consul://"+g.Addrs()[0])
+	other := open(t, url)
 	l := drivertest.Grant(t, other, drivertest.NewRequest("k", 10*time.Second))
 	await("a destroyed session", 20*time.Second, func() {
 		p, _, err := c.KV().Get(b.Path("k"), nil)
@@ -255,7 +279,7 @@ func TestTakeover(t *testing.T) {
 	}
 	drivertest.Release(t, drivertest.Grant(t, other, drivertest.NewRequest("k", 10*time.Second))) // in a new session
 	server.Deep(t)
-	p, err := redlocktest.StartClient("consul://" + g.Addrs()[0])
+	p, err := redlocktest.StartClient(url)
 	must(t, err)
 	_, err = p.Acquire(t.Context(), drivertest.NewRequest("k", 10*time.Second))
 	must(t, err)
@@ -326,6 +350,7 @@ func TestServersThatRefuse(t *testing.T) {
 
 // TLS is asked for by the scheme.
 func TestTLS(t *testing.T) {
+	t.Parallel()
 	g := server.Consul(t, 1, server.WithClientCerts())
 	s := g.Nodes[0]
 	cert, key := s.ClientCert()
@@ -338,13 +363,14 @@ func TestTLS(t *testing.T) {
 
 // A waiter whose place was removed, though it lives, takes the lock all the same.
 func TestARemovedWaiterComesAgain(t *testing.T) {
-	g := server.Consul(t, 1)
+	t.Parallel()
+	g, url := single(t)
 	c, _ := client(t, g)
-	b := open(t, "consul://"+g.Addrs()[0])
+	b := open(t, url)
 	l := drivertest.Grant(t, b, drivertest.NewRequest("k", time.Minute))
 	granted := drivertest.Waiter(t, b, drivertest.NewRequest("k", time.Minute))
 	drivertest.AwaitWaiters(t, b, "k", 1)
-	_, err := c.KV().DeleteTree("dlock/.dlock/q/", nil)
+	_, err := c.KV().DeleteTree(t.Name()+"/.dlock/q/", nil)
 	must(t, err)
 	drivertest.Release(t, l)
 	drivertest.Release(t, <-granted)
@@ -352,6 +378,7 @@ func TestARemovedWaiterComesAgain(t *testing.T) {
 
 // What is stored is gone with the locks and waiters, but for the base of the tokens.
 func TestNothingIsLeft(t *testing.T) {
+	t.Parallel()
 	g := server.Consul(t, 1)
 	c, _ := client(t, g)
 	b := open(t, "consul://"+g.Addrs()[0])
@@ -381,8 +408,9 @@ func TestNothingIsLeft(t *testing.T) {
 
 // Waiters that leave while their lock is given to them leave nothing.
 func TestWaitersThatLeave(t *testing.T) {
-	g := server.Consul(t, 1)
-	b := open(t, "consul://"+g.Addrs()[0])
+	t.Parallel()
+	_, url := single(t)
+	b := open(t, url)
 	for range 20 {
 		req := drivertest.NewRequest("k", time.Minute)
 		req.Wait = true // until all of the round before are undone
