@@ -147,7 +147,7 @@ func (a *attempt) granted(p *api.KVPair, from time.Time) (*lease, error) {
 	if token > driver.MaxFence {
 		return nil, &driver.RefusedError{Reason: "the tokens of the locks under " + strconv.Quote(a.b.opt.Path) + " are at their end: use another path"}
 	}
-	l := &lease{b: a.b, s: a.s, lock: a.lock, owner: a.owner, index: p.ModifyIndex, contended: a.w != nil}
+	l := &lease{b: a.b, s: a.s, lock: a.lock, made: p.CreateIndex, index: p.ModifyIndex, contended: a.w != nil}
 	l.grant = driver.Grant{Fence: token, Expires: driver.Expires(from, a.ttl)}
 	a.unregister()
 	return l, nil

@@ -361,6 +361,25 @@ func TestTLS(t *testing.T) {
 	}
 }
 
+// What another program writes into a lock, or below the queue, keeps nobody from freeing it.
+func TestStrangersWriteIntoALock(t *testing.T) {
+	t.Parallel()
+	g, url := single(t)
+	c, _ := client(t, g)
+	b := open(t, url)
+	l := drivertest.Grant(t, b, drivertest.NewRequest("k", time.Minute))
+	for _, key := range []string{b.Path("k"), t.Name() + "/.dlock/q/k/", t.Name() + "/.dlock/q/k/junk"} {
+		_, err := c.KV().Put(&api.KVPair{Key: key, Value: []byte("junk")}, nil)
+		must(t, err)
+	}
+	granted := drivertest.Waiter(t, b, drivertest.NewRequest("k", time.Minute))
+	drivertest.AwaitWaiters(t, b, "k", 1)
+	drivertest.Renew(t, l, time.Minute)
+	drivertest.Release(t, l)
+	drivertest.Release(t, <-granted)
+	drivertest.Release(t, drivertest.Grant(t, b, drivertest.NewRequest("k", time.Minute)))
+}
+
 // A waiter whose place was removed, though it lives, takes the lock all the same.
 func TestARemovedWaiterComesAgain(t *testing.T) {
 	t.Parallel()

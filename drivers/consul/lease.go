@@ -14,11 +14,16 @@ import (
 type lease struct {
 	b           *Backend
 	s           *session
-	lock, owner string
+	lock        string
 	grant       driver.Grant
-	index       uint64 // of the last change of the key, as far as it is known
+	made, index uint64 // of the transactions that made the key, and that changed it last
 	contended   bool   // others may wait
 	tried       bool   // a release may have had an effect
+}
+
+// has reports whether the lock is this lease's, whatever another program wrote into it.
+func (l *lease) has(p *api.KVPair) bool {
+	return p != nil && p.Session == l.s.id && p.CreateIndex == l.made
 }
 
 // renew renews the session, and checks that it has the lock.
@@ -29,7 +34,7 @@ func (l *lease) renew(call *base.Call, r *driver.Renewal) (driver.Grant, error) 
 	if err != nil {
 		return l.grant, err
 	}
-	if st := (state{lock: done[l.lock]}); !st.isOf(l.s, l.owner) {
+	if !l.has(done[l.lock]) {
 		l.s.leave()
 		return l.grant, driver.ErrLost
 	}
@@ -50,7 +55,7 @@ func (l *lease) release(call *base.Call) error {
 			}
 		}
 		switch {
-		case !l.contended || st.isOf(l.s, l.owner):
+		case !l.contended || l.has(st.lock):
 			err = l.b.pass(call, st)
 		case !l.tried:
 			err = driver.ErrLost

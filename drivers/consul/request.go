@@ -144,10 +144,10 @@ func oneLine(text string) string {
 // An answer is that of a transaction: what it read and wrote, by key.
 type answer map[string]*api.KVPair
 
-// tree returns what is below a key, in the order in which it was made.
+// tree returns what sessions hold below a key, in the order in which it was made.
 func (a answer) tree(below string) (found []*api.KVPair) {
 	for key, p := range a {
-		if strings.HasPrefix(key, below) && key != below {
+		if strings.HasPrefix(key, below) && p.Session != "" {
 			found = append(found, p)
 		}
 	}

@@ -102,8 +102,11 @@ func (s *session) retire(unused bool) bool {
 // backend is closed and it carries no lock. It goes on if the caller's context ends, since a session
 // whose answer is lost lives for its whole TTL.
 func (s *session) run(ctx context.Context) {
-	s.start, s.idle = time.Now(), time.Now()
+	start := time.Now()
 	s.id, s.err = s.create(ctx)
+	s.mu.Lock()
+	s.start, s.idle = start, time.Now()
+	s.mu.Unlock()
 	if s.err != nil {
 		s.retire(false)
 	}
