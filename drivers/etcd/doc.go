@@ -110,4 +110,7 @@
 // A user needs the permission to read and write all keys that begin with the path:
 //
 //	etcdctl role grant-permission app --prefix=true readwrite /dlock/
+//
+// Versions of etcd before March 2026 check no permission for nested requests (GHSA-rfx7-8w68-q57q): a
+// user without it may get locks there, if several callers of its process meet.
 package etcd
