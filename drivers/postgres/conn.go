@@ -208,7 +208,7 @@ func (c *conn) ready() {
 	c.answered = st.sent
 	if st.class != 0 {
 		if st.err != nil {
-			c.fail(fmt.Errorf("idle_session_timeout was not set: %w", st.err), st.ops...)
+			c.fail(fmt.Errorf("idle_session_timeout was not set: %w", st.err), append(st.beats, st.ops...)...)
 			return
 		}
 		c.known = st.class

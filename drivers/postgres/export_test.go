@@ -6,6 +6,9 @@ import (
 	"github.com/redlock-go/redlock/drivers/postgres/internal/advisory"
 )
 
+// IdleRead is how long nobody reads on a connection that is not used.
+const IdleRead = idleRead
+
 // Pids returns the server processes of the backend's connections, without those that have ended
 // and are about to be forgotten.
 func (b *Backend) Pids() []uint32 {

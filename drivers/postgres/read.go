@@ -97,7 +97,7 @@ func (c *conn) message(call *base.Call, o *op) bool {
 	m, err := c.w.Receive()
 	switch m := m.(type) {
 	case *pgproto3.DataRow:
-		if len(m.Values) > 0 {
+		if len(m.Values) > 0 && len(c.values) <= maxRound { // no answer has more rows
 			c.values = append(c.values, wire.Value(m.Values[0]))
 		}
 		return true

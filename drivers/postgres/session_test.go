@@ -354,6 +354,27 @@ func TestAFullLockTableNamesTheSetting(t *testing.T) {
 	eventually(t, "no lock is left", func() bool { return count(t, db, advisory) == 0 })
 }
 
+// A renewal that needs another timeout of the session ends if that cannot be set, whoever reads the answer.
+func TestARenewalEndsIfTheTimeoutCannotBeSet(t *testing.T) {
+	t.Parallel()
+	s := database(t)
+	p := fault.NewProxy(t, shared.s.Addr())
+	b := opener(t, s.through(p.Addr()))
+	l := must(t, b, request("k", 10*time.Second))
+	time.Sleep(4 * postgres.IdleRead) // then the connection's own goroutine reads
+	p.Judge(fault.ToServer, func(_ int64, chunk []byte) (int, fault.Action) {
+		if at := bytes.Index(chunk, []byte("SET idle")); at >= 0 {
+			copy(chunk[at:], "LET")
+		}
+		return len(chunk), fault.Pass
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if _, err := l.Renew(ctx, &driver.Renewal{TTL: time.Minute}); !errors.Is(err, driver.ErrLost) || ctx.Err() != nil {
+		t.Errorf("Renew: %v", err)
+	}
+}
+
 // A session behind a dead network with a long TTL blocks its own process's requests for a key
 // only until it counts as silent.
 func TestADeadConnectionBlocksNoKeyForATTL(t *testing.T) {
