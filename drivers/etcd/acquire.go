@@ -184,11 +184,15 @@ func pick(responses []*etcdserverpb.ResponseOp, better func(x, y *mvccpb.KeyValu
 // peek reads the queue before the attempt's own entry. A member may answer from old data, so a lock never rests on
 // what it says.
 func (a *attempt) peek(ctx context.Context) error {
+	queue := a.queue(a.rev)
 	looked, _, err := call(ctx, a.b, func(ctx context.Context, c *clientv3.Client) (*clientv3.TxnResponse, error) {
-		return c.Txn(ctx).Then(a.queue(a.rev)...).Commit()
+		return c.Txn(ctx).Then(queue...).Commit()
 	})
-	if err != nil {
+	switch {
+	case err != nil:
 		return err
+	case looked.Header == nil || !fits(queue, nil, (*etcdserverpb.TxnResponse)(looked)):
+		return errForm
 	}
 	a.lookAhead(looked.Responses, looked.Header.Revision)
 	return nil

@@ -165,6 +165,9 @@ func (b *Backend) send(ctx context.Context, batch []*part) {
 		case err != nil:
 			outcome(batch, func(p *part) { p.sure, p.err = sure && definite(err), err })
 			return
+		case done.Header == nil || !fits(t.then, t.otherwise, (*etcdserverpb.TxnResponse)(done)):
+			outcome(batch, func(p *part) { p.sure, p.err = false, errForm })
+			return
 		}
 		b.took.Store(int64(time.Since(sent)))
 		b.saw(done.Header.Revision)
@@ -239,6 +242,28 @@ func (b *Backend) transaction(ctx context.Context, batch []*part) (t transaction
 		t.then = append(t.then, op)
 	}
 	return t, nil
+}
+
+var errForm = errors.New("the server's answer has an unexpected form")
+
+// fits reports whether the answer to a transaction has what each operation asked for.
+func fits(then, otherwise []clientv3.Op, done *etcdserverpb.TxnResponse) bool {
+	ops := otherwise
+	if done.GetSucceeded() {
+		ops = then
+	}
+	if done == nil || len(done.Responses) != len(ops) {
+		return false
+	}
+	for i, op := range ops {
+		if !op.IsTxn() {
+			continue
+		}
+		if _, then, otherwise := op.Txn(); !fits(then, otherwise, done.Responses[i].GetResponseTxn()) {
+			return false
+		}
+	}
+	return true
 }
 
 // flat reports whether the one part is not nested.

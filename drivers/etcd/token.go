@@ -78,8 +78,11 @@ func (b *Backend) fetchBase(ctx context.Context) (*tokenBase, error) {
 	stored, _, err := call(ctx, b, func(ctx context.Context, c *clientv3.Client) (*clientv3.GetResponse, error) {
 		return c.Get(ctx, b.baseKey())
 	})
-	if err != nil {
+	switch {
+	case err != nil:
 		return nil, err
+	case stored.Header == nil:
+		return nil, errForm
 	}
 	found, err := b.readBase(stored.Kvs, stored.Header.Revision)
 	if err == nil {
