@@ -28,10 +28,17 @@ var (
 
 // definite reports whether err is a server's answer that says that the request had no effect, and that
 // it would have none if it were repeated. An error of the server's own says neither, nor does one for a
-// request that it did not pass on because it had too many: repeated requests can succeed.
+// request that it did not pass on: because it had too many, or ended the connection with its user.
 func definite(err error) bool {
 	var code serverError
-	return errors.As(err, &code) && (code <= firstVerdict && code != errRequestTimeout && code != errThrottled || code == errBadArguments)
+	if !errors.As(err, &code) {
+		return false
+	}
+	switch code {
+	case errAuthFailed, errRequestTimeout, errThrottled:
+		return false
+	}
+	return code <= firstVerdict || code == errBadArguments
 }
 
 // failed turns the client's error into that of a call: a refusal, or an unknown outcome. The

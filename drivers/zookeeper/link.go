@@ -188,11 +188,14 @@ func (l *link) run() {
 	l.s.detach(err)
 	l.mu.Lock()
 	l.over = true
-	pending := l.pending
+	pending, failure := l.pending, error(errBroken)
 	l.pending = nil
 	l.mu.Unlock()
+	if errors.Is(err, errAuthFailed) {
+		failure = err // the server says so before it takes any request
+	}
 	for _, c := range pending {
-		c.err = errBroken
+		c.err = failure
 		close(c.done)
 	}
 	close(l.done)
