@@ -205,6 +205,8 @@
 //	zks          zks://USER:PASSWORD@HOST:2181,HOST:2181/PATH        TLS
 //	nats         nats://USER:PASSWORD@HOST:4222,HOST:4222/BUCKET
 //	tls          tls://USER:PASSWORD@HOST:4222,HOST:4222/BUCKET      NATS over TLS
+//	consul       consul://USER:TOKEN@HOST:8500/PATH
+//	consuls      consuls://USER:TOKEN@HOST:8500,HOST:8500/PATH       TLS
 //	mysql        mysql://USER:PASSWORD@HOST:3306/DB                  a table
 //	mariadb      mariadb://USER:PASSWORD@HOST:3306/DB                the same
 //	pgtable      pgtable://USER:PASSWORD@HOST:5432/DB                a table, behind poolers too
