@@ -1,7 +1,7 @@
 // Package base has what every driver needs, so that a driver is only the requests to its server.
 //
 //	Calls       the calls under way: their time limits, Close, and goroutines of the driver
-//	Call        one call: a context, or a cheaper way to wait, and the translation of its errors
+//	Call        one call: a context, made when it is needed, and the translation of its errors
 //	Calls.Undo  an attempt whose outcome is unknown is undone until that is certain
 //	Lease       the shell of a driver.Lease: one renewal or release at a time, and what is over
 //	QueueState  the state of a key whose server has a queue

@@ -1,7 +1,6 @@
 package postgres
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -26,35 +25,35 @@ func (c *conn) await(call *base.Call, o *op) error {
 	if o.by.IsZero() {
 		o.by, _ = call.Deadline()
 	}
-	lead := !c.reading && len(c.round) > 0 && !o.answered.Load()
-	if lead {
-		c.reading, c.reader = true, o
-	} else if o.l.woken == nil {
-		o.l.woken = make(chan struct{}, 1)
+	for !o.answered.Load() {
+		lead := !c.reading && len(c.round) > 0
+		if lead {
+			c.reading, c.reader = true, o
+		} else if o.l.woken == nil {
+			o.l.woken = make(chan struct{}, 1)
+		}
+		c.mu.Unlock()
+		if lead {
+			c.read(call, o)
+		} else {
+			select {
+			case <-o.l.woken:
+			case <-call.Caller().Done():
+			}
+		}
+		if o.answered.Load() { // even if the call has ended, too
+			return o.err
+		}
+		err := o.late(call)
+		c.mu.Lock()
+		if err != nil && !o.answered.Load() {
+			o.gone = true
+			c.mu.Unlock()
+			return err
+		}
 	}
 	c.mu.Unlock()
-	if lead {
-		c.read(call, o)
-	}
-	for !lead && !o.answered.Load() {
-		select {
-		case <-o.l.woken:
-		case <-call.Caller().Done():
-		}
-		if !o.answered.Load() && o.late(call) != nil {
-			break
-		}
-	}
-	if o.answered.Load() { // even if the call has ended, too
-		return o.err
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if o.answered.Load() {
-		return o.err
-	}
-	o.gone = true
-	return cmp.Or(o.late(call), errLate)
+	return o.err
 }
 
 // late returns why the call waits no longer; nil: it does.
