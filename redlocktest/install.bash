@@ -20,7 +20,8 @@ esac
 nats_server=$built/nats-server-2.15.2 consul=$built/consul-1.16.3
 build_nats() { GOFLAGS="-trimpath -ldflags=-w" go build -C redlocktest/server/testdata/nats -o "$nats_server" github.com/nats-io/nats-server/v2; }
 build_consul() { GOFLAGS="-trimpath -ldflags=-w" go build -C redlocktest/server/testdata/consul -o "$consul" github.com/hashicorp/consul; }
-wants_consul() { [ "${depth:-}" = --deep ] && [ ! -x "$consul" ] && ! command -v consul >/dev/null; }
+has_consul() { [ -x "$consul" ] || command -v consul >/dev/null; }
+wants_consul() { [ "${depth:-}" = --deep ] && ! has_consul; }
 
 # missing prints those that are not there: the program, or what is in apt or brew. It looks
 # in PATH and where Debian and Homebrew put what they leave out of it, as redlocktest/server.
