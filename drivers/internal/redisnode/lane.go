@@ -335,6 +335,9 @@ func (l *lane) dequeue() (batch []*Call) {
 	if l.missed == 0 && l.usual >= longTrip {
 		room = mostBatch
 	}
+	if len(l.queue) > 0 {
+		batch = make([]*Call, 0, min(len(l.queue), room))
+	}
 	for len(l.queue) > 0 && len(batch) < room {
 		c := l.queue[0]
 		l.queue[0] = nil
@@ -346,6 +349,9 @@ func (l *lane) dequeue() (batch []*Call) {
 	}
 	if len(l.queue) == 0 {
 		l.queue = nil
+	}
+	if len(batch) == 0 {
+		return nil
 	}
 	return batch
 }
