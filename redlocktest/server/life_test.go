@@ -60,15 +60,14 @@ func query(t *testing.T, s *Server, sql string) (answer string) {
 
 // A store writes and reads one text on a kind of server; what is not there is empty.
 type store struct {
-	start      func(t *testing.T) *Server
-	set        func(t *testing.T, s *Server, text string)
-	get        func(t *testing.T, s *Server) string
-	restarts   bool // an orderly restart keeps what a kill may lose
-	forgetsAll bool // a kill loses all
+	start   func(t *testing.T) *Server
+	set     func(t *testing.T, s *Server, text string)
+	get     func(t *testing.T, s *Server) string
+	forgets bool // a kill loses what came after the last orderly restart
 }
 
 func respStore(start func(t *testing.T) *Server, forgets bool) store {
-	return store{start: start, restarts: true, forgetsAll: forgets,
+	return store{start: start, forgets: forgets,
 		set: func(t *testing.T, s *Server, text string) { _, err := ask(s.Addr(), "SET", "k", text); must(t, err) },
 		get: func(t *testing.T, s *Server) string {
 			v, err := ask(s.Addr(), "GET", "k")
@@ -85,7 +84,7 @@ func TestTheLifeOfAServer(t *testing.T) {
 		"valkey":  respStore(func(t *testing.T) *Server { return Valkey(t) }, true),
 		"durable": respStore(func(t *testing.T) *Server { return Valkey(t, WithAppendOnly("always")) }, false),
 		"command": respStore(anybodys, false),
-		"postgres": {start: func(t *testing.T) *Server { return Postgres(t, WithDurable()) }, restarts: true,
+		"postgres": {start: func(t *testing.T) *Server { return Postgres(t, WithDurable()) },
 			set: func(t *testing.T, s *Server, text string) {
 				query(t, s, "CREATE TABLE IF NOT EXISTS t AS SELECT ''::text AS v")
 				query(t, s, "UPDATE t SET v = '"+text+"' RETURNING v")
@@ -124,10 +123,10 @@ func TestTheLifeOfAServer(t *testing.T) {
 				t.Error("a killed server accepts connections")
 			}
 			must(t, s.Start())
-			if want := "two"; st.forgetsAll {
+			if st.forgets {
 				has("one", "after a kill, from the dump of the restart")
 			} else {
-				has(want, "after a kill")
+				has("two", "after a kill")
 			}
 			must(t, s.Pause())
 			answered := make(chan string, 1)
