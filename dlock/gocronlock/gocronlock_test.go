@@ -1,6 +1,7 @@
 package gocronlock_test
 
 import (
+	"context"
 	"fmt"
 	"log"
 	"sync/atomic"
@@ -76,4 +77,22 @@ func Example() {
 	}
 	fmt.Println("ran once on all hosts")
 	// Output: ran once on all hosts
+}
+
+// The code of the page on schedulers.
+var _ = []any{perJob, onOneHost}
+
+func perJob(locks *dlock.Client) (gocron.Scheduler, error) {
+	s, err := gocron.NewScheduler(gocron.WithDistributedLocker(
+		gocronlock.NewLocker(locks, dlock.WithMinHold(10*time.Second))))
+	return s, err
+}
+
+func onOneHost(ctx context.Context, locks *dlock.Client, s gocron.Scheduler) error {
+	err := dlock.Elect(ctx, locks, "scheduler", func(ctx context.Context) error {
+		s.Start()
+		<-ctx.Done()
+		return s.StopJobs()
+	})
+	return err
 }
