@@ -133,8 +133,8 @@ func (a *attempt) try(ctx context.Context) (*lease, error) {
 		case st.lock != nil && st.lock.Flags != lockFlags:
 			return nil, &driver.RefusedError{Reason: "the key " + strconv.Quote(a.lock) + " has data of another program: use another path"}
 		case len(st.waiters) > 0: // the holder's session ended
-			if err = a.b.pass(ctx, st); !errors.Is(err, errConflict) {
-				return nil, cmp.Or(err, error(&driver.HeldError{ReservedForWaiter: true, RetryAfter: lookEvery}))
+			if bad := a.b.pass(ctx, st); !errors.Is(bad, errConflict) {
+				return nil, cmp.Or(bad, error(&driver.HeldError{ReservedForWaiter: true, RetryAfter: lookEvery}))
 			}
 		}
 	}
