@@ -63,7 +63,7 @@ func (r record) text() []byte {
 // parse reads a lock or a waiter. The owner of another program's lock is its session.
 func parse(p *api.KVPair) record {
 	var r record
-	if len(p.Value) > 4096 || json.Unmarshal(p.Value, &r) != nil || r.Owner == "" || r.Base+p.CreateIndex > driver.MaxFence || r.Since < 0 || r.Since > driver.MaxFence {
+	if len(p.Value) > 4096 || json.Unmarshal(p.Value, &r) != nil || r.Owner == "" || r.Base > driver.MaxFence || r.Base+p.CreateIndex > driver.MaxFence || r.Since < 0 || r.Since > driver.MaxFence {
 		r = record{Owner: "session " + p.Session}
 	}
 	return r
