@@ -56,13 +56,17 @@ type kind struct {
 	mixed bool
 	// grows: the number of nodes changes, by the documented procedure.
 	grows bool
+	// changes: the terms change, by the documented procedure.
+	changes bool
 	// differing: all clients differ, sleeps are long, the clock of one node is wrong in any
 	// way, and counters expire.
 	differing bool
 }
 
 // volatile reports whether the schedules test the restart guard.
-func (k kind) volatile() bool { return k.forgets || k.clocks || k.fresh || k.mixed || k.grows }
+func (k kind) volatile() bool {
+	return k.forgets || k.clocks || k.fresh || k.mixed || k.grows || k.changes
+}
 
 var kinds = []kind{
 	{name: "timely", steps: true},
@@ -76,6 +80,7 @@ var kinds = []kind{
 	{name: "fresh", fresh: true, forgets: true},
 	{name: "mixed", mixed: true, clocks: true},
 	{name: "growing", grows: true},
+	{name: "changing", changes: true, forgets: true},
 	{name: "differing", differing: true},
 }
 
@@ -108,6 +113,7 @@ type world struct {
 	machines  []*simMachine // guarded by mu
 	changed   chan struct{} // closed when the number of nodes has changed
 	before    int           // number of nodes before the change
+	after     time.Duration // the guard after the change
 	primed    bool          // the servers were used before; otherwise clients state that they are new
 	claims    bool          // some clients do, in a fresh world
 	reopen    atomic.Int64  // how often all clients had to begin anew
@@ -181,6 +187,9 @@ func newWorld(k kind, seed uint64, s sabotage) *world {
 		if w.rng.IntN(2) == 0 {
 			w.before, n = 5, 3
 		}
+	}
+	if w.after = w.guard * 2; seed%2 == 0 {
+		w.after = w.guard / 4
 	}
 	for i := range max(n, w.before) {
 		srv := newSimServer(i)
@@ -280,7 +289,7 @@ func (w *world) run(s sabotage) {
 	for i := range 2 + w.rng.IntN(3) {
 		clients.Go(func() { w.client(i, s) })
 	}
-	if w.kind.grows {
+	if w.kind.grows || w.kind.changes {
 		clients.Go(func() { w.change(s) })
 	}
 	if w.kind.volatile() {
@@ -315,6 +324,8 @@ func (w *world) client(id int, s sabotage) {
 	case w.kind.grows:
 		<-w.changed
 		servers = servers[:8-w.before]
+	case w.kind.changes && id%2 == 1:
+		<-w.changed
 	}
 	b := w.open(id, servers, rng, s)
 	programs := int64(0)
@@ -371,6 +382,10 @@ func (w *world) open(id int, servers []*simServer, rng *rand.Rand, s sabotage) *
 			net = &own
 		}
 		nodes[i] = &simNode{s: srv, net: net, durable: srv.durable, machine: m, life: w.life, rng: rand.New(rand.NewPCG(rng.Uint64(), uint64(i)))}
+	}
+	if w.kind.changes && (id == operator || id%2 == 1) {
+		o.Guard = w.after
+		o.NodeTimeout = min(o.NodeTimeout, o.Guard)
 	}
 	if o.NodeTimeout == 0 && rng.IntN(3) > 0 {
 		o.NodeTimeout = 50 * time.Millisecond // a short one makes room for more events
@@ -430,7 +445,11 @@ func (w *world) change(s sabotage) {
 	defer close(w.changed)
 	rng := rand.New(rand.NewPCG(w.seed, 3))
 	time.Sleep(time.Duration(rng.Int64N(int64(time.Second))))
-	b := w.open(operator, w.servers[:8-w.before], rng, s)
+	servers := w.servers
+	if w.kind.grows {
+		servers = servers[:8-w.before]
+	}
+	b := w.open(operator, servers, rng, s)
 	defer func() { _ = b.Close() }()
 	for {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
