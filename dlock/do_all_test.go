@@ -3,6 +3,7 @@ package dlock_test
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -57,6 +58,44 @@ func TestDoAllIsAllOrNothing(t *testing.T) {
 		if n := held(t, space); n != 1 {
 			t.Errorf("%d keys are held, want the other's alone", n)
 		}
+	})
+}
+
+// Callers that name the keys in different orders never block each other for ever, and a key has one
+// holder at a time.
+func TestDoAllInAnyOrderNeverDeadlocks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		space := memory.New()
+		clients := []*dlock.Client{newClient(t, space.Peer()), newClient(t, space.Peer())}
+		var in [4]sync.Mutex // one for each key
+		var wg sync.WaitGroup
+		for i := range 8 {
+			wg.Go(func() {
+				for range 50 {
+					mine := []string{"a", "b", "c", "d"}
+					rand.Shuffle(len(mine), func(i, j int) { mine[i], mine[j] = mine[j], mine[i] })
+					mine = mine[:1+rand.IntN(4)]
+					ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // all calls together hold for less
+					err := dlock.DoAll(ctx, clients[i%2], mine, func(context.Context) error {
+						for _, key := range mine {
+							key := &in[key[0]-'a']
+							if !key.TryLock() {
+								return errors.New("a key has two holders")
+							}
+							defer key.Unlock()
+						}
+						time.Sleep(rand.N(time.Millisecond))
+						return nil
+					})
+					cancel()
+					if err != nil {
+						t.Errorf("%v: %v", mine, err)
+						return
+					}
+				}
+			})
+		}
+		wg.Wait()
 	})
 }
 

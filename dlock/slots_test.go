@@ -138,3 +138,98 @@ func TestASlotThatIsFreedElsewhereIsTakenWithinASecond(t *testing.T) {
 		}
 	})
 }
+
+// Two clients use different numbers of slots, and some calls are cancelled while they wait.
+func TestNeverMoreHoldersThanSlotsAndEveryCallIsServed(t *testing.T) {
+	everyWait(t, func(t *testing.T, _ *memory.Backend, client func() *dlock.Client) {
+		patience := 10 * time.Second
+		if strings.HasSuffix(t.Name(), "/polled") {
+			patience = time.Minute // a release may serve its own client again and again, until the end
+		}
+		var (
+			mu     sync.Mutex
+			holds  = map[int]bool{} // by slot
+			tokens = map[int]uint64{}
+			most   int
+		)
+		took := func(l *dlock.Lease, slots int) {
+			mu.Lock()
+			defer mu.Unlock()
+			slot := l.Slot()
+			if slot >= slots || holds[slot] || l.Fence() <= tokens[slot] {
+				t.Errorf("slot %d of %d: held %t, token %d after %d", slot, slots, holds[slot], l.Fence(), tokens[slot])
+			}
+			holds[slot], tokens[slot] = true, l.Fence()
+			most = max(most, len(holds))
+		}
+		use := func(c *dlock.Client, slots int) error {
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			giveUp := rand.IntN(3) == 0
+			if giveUp {
+				defer time.AfterFunc(rand.N(500*time.Millisecond), cancel).Stop()
+			}
+			l, err := c.Lock(ctx, "k", dlock.WithSlots(slots))
+			if giveUp && errors.Is(err, context.Canceled) {
+				return nil
+			}
+			if err != nil {
+				return err
+			}
+			took(l, slots)
+			time.Sleep(rand.N(100 * time.Millisecond))
+			mu.Lock()
+			delete(holds, l.Slot())
+			mu.Unlock()
+			return l.Unlock()
+		}
+		end := time.Now().Add(30 * time.Second)
+		var wg sync.WaitGroup
+		for i, c := range []*dlock.Client{client(), client()} {
+			for range 10 {
+				wg.Go(func() {
+					for time.Now().Before(end) {
+						if err := use(c, 4-i); err != nil {
+							t.Error(err)
+							return
+						}
+					}
+				})
+			}
+		}
+		wg.Wait()
+		if most != 4 {
+			t.Errorf("at most %d of 4 slots were used at once", most)
+		}
+	})
+}
+
+// The calls of one client are served in the order in which they came, whichever slot is freed.
+func TestWaitersForSlotsOfOneClientAreServedInOrder(t *testing.T) {
+	everyWait(t, func(t *testing.T, _ *memory.Backend, client func() *dlock.Client) {
+		holder, c := client(), client()
+		var leases [3]*dlock.Lease
+		for i := range leases {
+			leases[i] = lock(t, holder, "k", dlock.WithSlots(3))
+		}
+		type served struct {
+			call int
+			l    *dlock.Lease
+		}
+		got := make(chan served)
+		const calls = 20
+		for i := range calls {
+			go func() { got <- served{i, lock(t, c, "k", dlock.WithSlots(3))} }()
+			synctest.Wait()
+		}
+		for want := range calls {
+			freed := rand.IntN(len(leases))
+			unlock(t, leases[freed])
+			next := <-got
+			if next.call != want {
+				t.Errorf("call %d was served as number %d", next.call, want)
+			}
+			leases[freed] = next.l
+		}
+	})
+}
