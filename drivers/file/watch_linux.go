@@ -23,8 +23,9 @@ var _ driver.Watcher = (*Backend)(nil)
 // watch until Close.
 type watcher struct {
 	mu     sync.Mutex
-	events *os.File // nil: there is no watch
-	keys   map[int32]*watched
+	events *os.File            // nil: there is no watch
+	keys   map[string]*watched // by path
+	files  map[int32]*watched  // the same ones by wd
 	closed bool
 }
 
@@ -82,10 +83,12 @@ func (w *watcher) add(ctx context.Context, path string) (<-chan struct{}, error)
 	if err != nil {
 		return nil, fmt.Errorf("file: watch %s: %w", path, err)
 	}
-	k := w.keys[wd]
+	k := w.keys[path]
 	if k == nil {
 		k = &watched{path: path, wd: wd, channels: map[chan struct{}]struct{}{}}
-		w.keys[wd] = k
+		w.keys[path], w.files[wd] = k, k
+	} else if k.wd != wd { // the file is a new one, and the old one's last event was not read yet
+		w.signal(k)
 	}
 	ch := make(chan struct{}, 1)
 	k.channels[ch] = struct{}{}
@@ -103,7 +106,7 @@ func (w *watcher) start() error {
 		return fmt.Errorf("file: this user's inotify instances or this process's files are used up (fs.inotify.max_user_instances, ulimit -n): %w", err)
 	}
 	w.events = os.NewFile(uintptr(fd), "inotify")
-	w.keys = map[int32]*watched{}
+	w.keys, w.files = map[string]*watched{}, map[int32]*watched{}
 	go w.listen()
 	return nil
 }
@@ -112,10 +115,11 @@ func (w *watcher) remove(k *watched, ch chan struct{}) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	delete(k.channels, ch)
-	if len(k.channels) > 0 || w.keys[k.wd] != k {
+	if len(k.channels) > 0 || w.keys[k.path] != k {
 		return
 	}
-	delete(w.keys, k.wd)
+	delete(w.keys, k.path)
+	delete(w.files, k.wd)
 	if k.echo != nil {
 		k.echo.Stop()
 	}
@@ -134,6 +138,7 @@ func (w *watcher) close() {
 		}
 	}
 	clear(w.keys)
+	clear(w.files)
 	if w.events != nil {
 		_ = w.events.Close() // ends listen
 	}
@@ -156,7 +161,7 @@ func (w *watcher) listen() {
 				for _, k := range w.keys {
 					w.signal(k)
 				}
-			} else if k := w.keys[wd]; k != nil {
+			} else if k := w.files[wd]; k != nil {
 				w.signal(k)
 			}
 		}
@@ -183,17 +188,17 @@ func (w *watcher) signal(k *watched) {
 // follow watches the file that has the path now, if it is another one. If there is none, the next
 // attempt makes it.
 func (w *watcher) follow(k *watched) {
-	if w.keys[k.wd] != k { // nobody watches any more
+	if w.keys[k.path] != k { // nobody watches any more
 		return
 	}
 	wd, err := watchFile(w.events, k.path)
-	if err != nil || wd == k.wd || w.keys[wd] != nil {
+	if err != nil || wd == k.wd {
 		return
 	}
-	delete(w.keys, k.wd)
+	delete(w.files, k.wd)
 	unwatchFile(w.events, k.wd)
 	k.wd = wd
-	w.keys[wd] = k
+	w.files[wd] = k
 }
 
 func (k *watched) wake() {

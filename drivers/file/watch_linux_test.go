@@ -52,6 +52,31 @@ func TestWatchHearsOfAReleaseAnywhere(t *testing.T) {
 	wantErr(t, "watch after Close", err, driver.ErrClosed)
 }
 
+// Break removes the lock file, and a watch of the new one may begin before the event of that is read.
+func TestWatchersFromBeforeABreakHearOfLaterReleases(t *testing.T) {
+	b := open(t, t.TempDir())
+	other := open(t, b.folder.path)
+	for range 5 {
+		broken := acquire(t, other, request("k"))
+		before := watch(t, b, "k")
+		must(t, other.Break(t.Context(), "k", driver.Holder{Fence: broken.Grant().Fence}))
+		after := watch(t, b, "k")
+		signalled(t, "the break", before)
+		l := acquire(t, other, request("k"))
+		time.Sleep(10 * echoAfter) // for the repeated signal: if it comes later, it can only hide a missing one
+		for _, ch := range []<-chan struct{}{before, after} {
+			select {
+			case <-ch:
+			default:
+			}
+		}
+		release(t, l)
+		signalled(t, "a release, after the break", after)
+		signalled(t, "a release, from before the break", before)
+		_ = broken.Release(t.Context())
+	}
+}
+
 // Otherwise many waiters would wake each other for ever.
 func TestAnAttemptThatFailedIsNoSignal(t *testing.T) {
 	b := open(t, t.TempDir())
