@@ -39,10 +39,11 @@ func boundary(b []byte) int {
 	in := bytes.NewReader(b)
 	r := bufio.NewReader(in)
 	answer, err := http.ReadResponse(r, nil)
-	if err == nil {
-		_, err = io.Copy(io.Discard, answer.Body)
-	}
 	if err != nil {
+		return 0
+	}
+	defer answer.Body.Close()
+	if _, err := io.Copy(io.Discard, answer.Body); err != nil {
 		return 0
 	}
 	return len(b) - in.Len() - r.Buffered()

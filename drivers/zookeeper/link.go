@@ -188,7 +188,7 @@ func (l *link) run() {
 	l.s.detach(err)
 	l.mu.Lock()
 	l.over = true
-	pending, failure := l.pending, error(errBroken)
+	pending, failure := l.pending, errBroken
 	l.pending = nil
 	l.mu.Unlock()
 	if errors.Is(err, errAuthFailed) {

@@ -75,7 +75,7 @@ func (r *Report) Picture() string {
 	fmt.Fprintf(&b, "%s"+`<rect class="ground" width="%d" height="%d"/>`+"\n", pictureStyle, pictureWidth, height)
 	text(12, lineHeight+2, "title", "How long a lock takes: ours and other libraries")
 	text(12, 2*lineHeight+2, "quiet", "Medians on one logarithmic scale: a step is ten times. Less is better. Redis, the clients and the locks share one machine;")
-	text(12, 3*lineHeight, "quiet", "proxies add the round trips. In the last two, alone on loopback, others may be ahead: there only processor time counts.")
+	text(12, 3*lineHeight, "quiet", "proxies add the round trips. The last two are on loopback without a proxy: there only processor time counts.")
 	y := float64(top)
 	for i, p := range panels {
 		x, shown := float64(i%2*panelWidth), cases[i].shown()
