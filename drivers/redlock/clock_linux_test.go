@@ -128,7 +128,7 @@ func TestClientsThatDiffer(t *testing.T) {
 	for name, play := range map[string]func(*scene){
 		"TTLs, and a clock that steps and stays":          (*scene).ttls,
 		"allowances":                                      (*scene).allowances,
-		"an allowance of an hour that came and went":      (*scene).passingAllowance,
+		"an allowance of 20 s that came and went":         (*scene).passingAllowance,
 		"a guard of ten minutes that came and went":       (*scene).passingGuard,
 		"a client that slept before the nodes forgot all": (*scene).slept,
 	} {
