@@ -131,11 +131,34 @@ func (b *Backend) state(ctx context.Context, timeout time.Duration, s quorum.Sta
 	return b.administer(ctx, timeout, func(ctx context.Context, n *node, a quorum.Admin) error {
 		q := *b.quorum(n, b.clock.Now(), 0)
 		if s == quorum.StateChanged {
-			q.Remembered = nil
+			q.Remembered = b.changed(seen)
 		}
 		_, err := a.Bootstrap(ctx, &quorum.Bootstrap{Quorum: &q, Statement: s, Observed: seen[n.index]})
 		return err
 	})
+}
+
+// changed returns the terms that the statement of a change proposes: those of the options. But a node
+// that has forgotten leases of other permissions may have forgotten the protections against them
+// too. So these stay as large as any node remembers, unless all nodes remember the permissions of
+// the options; each node then keeps its own until its guard is over.
+func (b *Backend) changed(seen []*quorum.MemoryReport) *quorum.Terms {
+	own, alike := b.terms, true
+	kept := own
+	for _, r := range seen {
+		if r == nil || r.Terms == nil {
+			alike = false
+			continue
+		}
+		old := r.Terms
+		alike = alike && old.Guard == own.Guard && old.Excuse == own.Excuse && old.Allowance == own.Allowance
+		kept.Quarantine = max(kept.Quarantine, old.Quarantine+max(own.Excuse-old.Excuse, 0))
+		kept.Grace, kept.Drift = max(kept.Grace, old.Grace), max(kept.Drift, old.Drift)
+	}
+	if alike {
+		return &own
+	}
+	return &kept
 }
 
 // administer calls f concurrently for every node that is a quorum.Admin.

@@ -46,7 +46,8 @@ func missed(t *testing.T, known uint64, n int, run func(seed uint64) *world) *wo
 // lease that has ended without its holder knowing takes the node from the current holder.
 //
 // (TestNoPairOfClientsOverlaps also takes out the margins of terms.go, one by one, for the
-// worst pairs of clients.)
+// worst pairs of clients. TestALeaseOutlivesAShorterGuard takes out the protections that stay
+// while terms change.)
 func TestEveryPartIsMissed(t *testing.T) {
 	if testing.Short() {
 		t.Skip("short: TestEveryRuleIsNeeded takes the rules out")

@@ -395,6 +395,9 @@ func (n *simNode) Bootstrap(ctx context.Context, b *quorum.Bootstrap) (*quorum.M
 	n.s.mu.Unlock()
 	for range 3 {
 		if b.Statement == quorum.StateChanged {
+			if n.s.broken.alone {
+				b.Quorum.Remembered = nil
+			}
 			n.adopt(p, *b.Quorum.Proposal())
 		}
 		h := n.shakeArgs(p, simAcquire, b.Quorum)

@@ -65,6 +65,8 @@ type simBroken struct {
 	caller  bool // a release uses the context of the caller that took the lease
 	hides   bool // a node with a memory says that it is new
 	once    bool // each node is told only once of a change of nodes
+	shrinks bool // a change of terms shrinks protections at once
+	alone   bool // a node that forgot takes the terms of a change as if no other node remembered
 }
 
 // simMemory is a server's database.
@@ -309,7 +311,7 @@ func (s *simServer) handshake(h simShake) simReply {
 	if h.mode == "changed" {
 		old := terms
 		terms = h.terms
-		if m.till > now || old.Guard != terms.Guard || old.Excuse != terms.Excuse || old.Allowance != terms.Allowance {
+		if !s.broken.shrinks && (m.till > now || old.Guard != terms.Guard || old.Excuse != terms.Excuse || old.Allowance != terms.Allowance) {
 			terms.Quarantine = max(terms.Quarantine, old.Quarantine+max(terms.Excuse-old.Excuse, 0))
 			terms.Grace, terms.Drift = max(terms.Grace, old.Grace), max(terms.Drift, old.Drift)
 		}
