@@ -29,19 +29,9 @@ type attempt struct {
 	doubt *tokenBase
 }
 
-// errAgain says that a waiter has lost its place.
-var errAgain = errors.New("a waiter begins again")
-
 // Acquire makes one attempt, or with req.Wait waits in the key's queue.
 func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Lease, error) {
-	if err := b.about.Check(b.opt.Prefix, req); err != nil {
-		return nil, err
-	}
-	most := b.calls.Bound(req.TTL)
-	if req.Wait {
-		most = forever
-	}
-	call, err := b.calls.Begin(ctx, most)
+	call, err := b.calls.BeginAcquire(ctx, b.about, b.opt.Prefix, req)
 	if err != nil {
 		return nil, err
 	}
@@ -83,21 +73,15 @@ func (a *attempt) forget() {
 	a.s, a.doubt = nil, nil
 }
 
-// change carries operations out that require the base, and notes if their outcome is unknown. It
-// returns the base of the token.
+// change is that of the backend, and notes if the outcome is unknown.
 func (a *attempt) change(ctx context.Context, old *tokenBase, ops func(base uint64) []*api.KVTxnOp) (answer, error) {
-	value, expected, err := a.b.raised(old)
-	if err != nil {
-		return nil, err
-	}
-	done, err := a.b.txn(ctx, append(ops(value), expected)...)
+	done, err := a.b.change(ctx, old, ops)
 	if inDoubt(err) {
 		a.doubt = old
 	}
 	if errors.Is(err, errNoSession) {
 		a.forget()
 	}
-	a.b.keepBase(done, value)
 	return done, err
 }
 
@@ -217,11 +201,8 @@ func (a *attempt) wait(call *base.Call, last error) (l *lease, err error) {
 		switch {
 		case err == nil, errors.Is(err, driver.ErrRefused), errors.Is(err, driver.ErrClosed):
 			return l, err
-		case !errors.Is(err, errAgain) && !errors.Is(err, errConflict):
-			select {
-			case <-time.After(50*time.Millisecond + rand.N(100*time.Millisecond)):
-			case <-call.Done():
-			}
+		case !errors.Is(err, errConflict):
+			pause(call, 50*time.Millisecond+rand.N(100*time.Millisecond))
 		}
 		if over := call.Over(); over != nil {
 			return nil, errors.Join(over, held)
@@ -234,6 +215,14 @@ func (a *attempt) wait(call *base.Call, last error) (l *lease, err error) {
 		}
 	}
 	return l, err
+}
+
+// pause waits for this long, or until ctx has ended.
+func pause(ctx context.Context, d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
+	}
 }
 
 // enqueue takes a place in the queue, if somebody has the lock: whoever frees it after that gives it
@@ -266,20 +255,16 @@ func (a *attempt) sleep(call *base.Call) (*lease, error) {
 	select {
 	case <-a.w.told:
 	case <-a.s.gone:
-		return nil, errAgain
+		return nil, errConflict // it has lost its place
 	case <-call.Done():
 		return nil, call.Over()
 	}
 	for {
 		l, err := a.confirm(call)
-		if !inDoubt(err) || a.s.ended() {
+		if !inDoubt(err) || a.s.ended() || call.Over() != nil {
 			return l, err
 		}
-		select {
-		case <-time.After(50 * time.Millisecond):
-		case <-call.Done():
-			return nil, call.Over()
-		}
+		pause(call, 50*time.Millisecond)
 	}
 }
 
@@ -338,16 +323,13 @@ func (b *Backend) pass(ctx context.Context, st *state, more ...*api.KVTxnOp) err
 		_, err := b.txn(ctx, ops...)
 		return err
 	}
-	value, expected, err := b.raised(st.base)
-	if err != nil {
-		return err
-	}
 	first := st.waiters[0]
 	_, number, _ := strings.Cut(first.Key[len(b.queue(st.key)):], ".")
-	r := record{Owner: parse(first).Owner, Base: value, Since: b.now().UnixMicro()}
-	done, err := b.txn(ctx, append(append(ops, remove(first.Key, first)...), expected,
-		hold(st.key, first.Session, r.text()), hold(b.marks(first.Session)+number, first.Session, nil))...)
-	b.keepBase(done, value)
+	_, err := b.change(ctx, st.base, func(base uint64) []*api.KVTxnOp {
+		r := record{Owner: parse(first).Owner, Base: base, Since: b.now().UnixMicro()}
+		return append(append(ops, remove(first.Key, first)...),
+			hold(st.key, first.Session, r.text()), hold(b.marks(first.Session)+number, first.Session, nil))
+	})
 	if errors.Is(err, errNoSession) { // with its places
 		err = errConflict
 	}

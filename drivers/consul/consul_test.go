@@ -343,7 +343,7 @@ func TestServersThatRefuse(t *testing.T) {
 	for _, url := range []string{"consul://u:" + token + "@" + addr + "?dc=dc1", "consul://" + addr} {
 		b := open(t, url)
 		drivertest.Release(t, drivertest.Grant(t, b, drivertest.NewRequest("k", time.Minute)))
-		drivertest.AwaitFinding(t, b, "few-servers")
+		drivertest.AwaitFinding(t, b, "few-members")
 		t.Setenv("CONSUL_HTTP_TOKEN", token)
 	}
 }

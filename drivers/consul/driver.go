@@ -1,7 +1,7 @@
 package consul
 
 import (
-	"math"
+	"cmp"
 	"net/http"
 	"strings"
 	"sync"
@@ -119,16 +119,9 @@ func New(client *api.Client, o *Options) (*Backend, error) {
 	if o != nil {
 		opt = *o
 	}
-	opt.Path = strings.Trim(opt.Path, "/")
-	if opt.Path == "" {
-		opt.Path = defaultPath
-	}
-	if opt.CallTimeout == 0 {
-		opt.CallTimeout = defaultCallTimeout
-	}
-	if opt.SessionTTLMin == 0 {
-		opt.SessionTTLMin = defaultMin
-	}
+	opt.Path = cmp.Or(strings.Trim(opt.Path, "/"), defaultPath)
+	opt.CallTimeout = cmp.Or(opt.CallTimeout, defaultCallTimeout)
+	opt.SessionTTLMin = cmp.Or(opt.SessionTTLMin, defaultMin)
 	if err := base.CheckPrefix(opt.Prefix); err != nil {
 		return nil, err
 	}
@@ -158,9 +151,6 @@ func (b *Backend) Info() driver.Info { return b.about }
 
 // String returns the address and the path, without any secret.
 func (b *Backend) String() string { return b.address }
-
-// forever is the longest time of a call that only its caller ends.
-const forever = math.MaxInt64
 
 // Close ends the backend. It does not release held leases. It waits for the clean-up under way, for
 // about the call timeout at most.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net"
 	"net/url"
 	"slices"
@@ -105,12 +106,13 @@ func explain(err error) error {
 	if err == nil {
 		return nil
 	}
-	text := err.Error()
+	text := strings.Join(strings.Fields(err.Error()), " ")
+	said := fmt.Errorf("%.300s", text) // of any length
 	says := func(parts ...string) bool {
 		return slices.ContainsFunc(parts, func(part string) bool { return strings.Contains(text, part) })
 	}
 	refused := func(wait time.Duration, reason string) error {
-		return &driver.RefusedError{Reason: reason, RetryAfter: wait, Err: errors.New(oneLine(text))}
+		return &driver.RefusedError{Reason: reason, RetryAfter: wait, Err: said}
 	}
 	var network *url.Error
 	switch {
@@ -129,16 +131,7 @@ func explain(err error) error {
 	case says("doesn't exist", " exists", "index is stale", "current modify index", "already held"):
 		return errConflict
 	}
-	return errors.New(oneLine(text))
-}
-
-// oneLine keeps what a server said on one line, and within bounds.
-func oneLine(text string) string {
-	text = strings.Join(strings.Fields(text), " ")
-	if len(text) > 300 {
-		text = text[:300] + "…"
-	}
-	return text
+	return said
 }
 
 // An answer is that of a transaction: what it read and wrote, by key.

@@ -6,6 +6,7 @@ import (
 	"math"
 	"math/bits"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/consul/api"
@@ -20,11 +21,11 @@ type session struct {
 	ready   chan struct{} // closed when id or err is set
 	id      string
 	err     error
-	gone    chan struct{} // closed when the server says that it has ended
-	turn    chan struct{} // has a value while it is renewed
+	gone    chan struct{}             // closed when the server says that it has ended
+	turn    chan struct{}             // has a value while it is renewed
+	start   atomic.Pointer[time.Time] // before the request that made or renewed it
 
 	mu       sync.Mutex
-	start    time.Time // before the request that made or renewed it
 	users    int       // attempts and leases
 	idle     time.Time // since when it has no users
 	number   uint64    // of the last waiter
@@ -61,15 +62,16 @@ func (b *Backend) join(ctx context.Context, ttl time.Duration) (*session, error)
 	s.users++
 	s.mu.Unlock()
 	b.mu.Unlock()
+	var err error
 	select {
 	case <-s.ready:
+		err = s.err
 	case <-ctx.Done():
-		s.leave()
-		return nil, ctx.Err()
+		err = ctx.Err()
 	}
-	if s.err != nil {
+	if err != nil {
 		s.leave()
-		return nil, s.err
+		return nil, err
 	}
 	return s, nil
 }
@@ -104,9 +106,7 @@ func (s *session) retire(unused bool) bool {
 func (s *session) run(ctx context.Context) {
 	start := time.Now()
 	s.id, s.err = s.create(ctx)
-	s.mu.Lock()
-	s.start, s.idle = start, time.Now()
-	s.mu.Unlock()
+	s.start.Store(&start)
 	if s.err != nil {
 		s.retire(false)
 	}
@@ -115,16 +115,13 @@ func (s *session) run(ctx context.Context) {
 	}
 	tick := time.NewTicker(time.Duration(s.seconds) * time.Second / 12)
 	defer tick.Stop()
-	for !s.retire(true) {
+	for !s.ended() && ctx.Err() == nil && !s.retire(true) {
 		select {
 		case <-tick.C:
 			_ = s.renew(ctx, 0) // a caller that needs it asks again
-			continue
 		case <-s.gone:
-			return
 		case <-ctx.Done():
 		}
-		break
 	}
 	s.mu.Lock()
 	used := s.users > 0
@@ -174,9 +171,7 @@ func (s *session) renew(ctx context.Context, age time.Duration) error {
 		close(s.gone)
 		return errNoSession
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.start = start
+	s.start.Store(&start)
 	return nil
 }
 
@@ -191,8 +186,4 @@ func (s *session) ended() bool {
 }
 
 // from returns the time from which the session lasts for its whole TTL.
-func (s *session) from() time.Time {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.start
-}
+func (s *session) from() time.Time { return *s.start.Load() }

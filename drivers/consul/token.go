@@ -84,6 +84,17 @@ func (b *Backend) raised(old *tokenBase) (uint64, *api.KVTxnOp, error) {
 	return value, b.setBase(old, value), nil
 }
 
+// change carries out what ops returns for the base of a new token, if the expected base is there.
+func (b *Backend) change(ctx context.Context, old *tokenBase, ops func(base uint64) []*api.KVTxnOp) (answer, error) {
+	value, expected, err := b.raised(old)
+	if err != nil {
+		return nil, err
+	}
+	done, err := b.txn(ctx, append(ops(value), expected)...)
+	b.keepBase(done, value)
+	return done, err
+}
+
 // setBase stores a base if the expected one is there.
 func (b *Backend) setBase(old *tokenBase, value uint64) *api.KVTxnOp {
 	return &api.KVTxnOp{Verb: api.KVCAS, Key: b.baseKey(), Index: old.index, Value: []byte(layout + " " + strconv.FormatUint(value, 10))}

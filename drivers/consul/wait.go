@@ -2,6 +2,7 @@ package consul
 
 import (
 	"context"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -84,10 +85,7 @@ func (s *session) watch(ctx context.Context) {
 	for looked := time.Now(); s.waited() && ctx.Err() == nil; {
 		next, err := s.listen(ctx, index)
 		if index = next; err != nil {
-			select {
-			case <-time.After(100 * time.Millisecond):
-			case <-ctx.Done():
-			}
+			pause(ctx, 100*time.Millisecond)
 		}
 		if time.Since(looked) >= lookEvery {
 			looked = time.Now()
@@ -139,10 +137,9 @@ func (s *session) look(ctx context.Context) {
 	for lock := range wanted {
 		ops = append(ops, get(lock))
 	}
-	for len(ops) > 0 {
-		n := min(len(ops), mostLooks)
-		a, err := s.b.txn(ctx, ops[:n]...)
-		for _, op := range ops[:n] {
+	for some := range slices.Chunk(ops, mostLooks) {
+		a, err := s.b.txn(ctx, some...)
+		for _, op := range some {
 			if p := a[op.Key]; err != nil || p != nil && p.Session != "" {
 				continue
 			}
@@ -152,6 +149,5 @@ func (s *session) look(ctx context.Context) {
 				s.tell(func(w *waiter) bool { return w.lock == op.Key })
 			}
 		}
-		ops = ops[n:]
 	}
 }
