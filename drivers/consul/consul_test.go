@@ -1,9 +1,11 @@
 package consul_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"strings"
 	"sync"
@@ -13,9 +15,12 @@ import (
 
 	"github.com/hashicorp/consul/api"
 
+	"github.com/redlock-go/redlock/dlock"
+	_ "github.com/redlock-go/redlock/dlock/both"
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/drivers/consul"
 	"github.com/redlock-go/redlock/drivers/internal/drivertest"
+	_ "github.com/redlock-go/redlock/drivers/memory"
 	"github.com/redlock-go/redlock/redlocktest"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
@@ -52,6 +57,23 @@ func single(t testing.TB) (*server.Group, string) {
 	shared.once.Do(func() { shared.g, shared.err = server.StartConsul(context.Background(), 1, server.Config{}) })
 	must(t, shared.err)
 	return shared.g, "consul://" + shared.g.Addrs()[0] + "/" + t.Name()
+}
+
+// old is a transport to servers that do not know what came with 1.14.
+type old struct{}
+
+func (old) RoundTrip(r *http.Request) (*http.Response, error) {
+	if r.Body == nil {
+		return http.DefaultTransport.RoundTrip(r)
+	}
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		return nil, err
+	}
+	body = bytes.ReplaceAll(body, []byte(api.KVGetOrEmpty), []byte("get-as-ever"))
+	to := r.Clone(r.Context())
+	to.Body, to.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
+	return http.DefaultTransport.RoundTrip(to)
 }
 
 // counter is a client's transport that counts.
@@ -345,6 +367,50 @@ func TestServersThatRefuse(t *testing.T) {
 		drivertest.Release(t, drivertest.Grant(t, b, drivertest.NewRequest("k", time.Minute)))
 		drivertest.AwaitFinding(t, b, "few-members")
 		t.Setenv("CONSUL_HTTP_TOKEN", token)
+	}
+}
+
+// Servers that are too old are refused by name.
+func TestOldServers(t *testing.T) {
+	t.Parallel()
+	g, _ := single(t)
+	c, err := api.NewClient(&api.Config{Address: g.Addrs()[0], HttpClient: &http.Client{Transport: old{}}})
+	must(t, err)
+	b, err := consul.New(c, &consul.Options{Path: t.Name()})
+	must(t, err)
+	defer b.Close() //nolint:errcheck // of a test
+	if _, err := drivertest.Acquire(t, b, drivertest.NewRequest("k", time.Minute)); !strings.Contains(refusal(err), "older than Consul 1.14") {
+		t.Errorf("Acquire: %v", err)
+	}
+	if d := drivertest.AwaitFinding(t, b, "refused"); !strings.Contains(d.Summary, "older than Consul 1.14") {
+		t.Errorf("Check finds %+v", d)
+	}
+}
+
+// A program that changes to Consul, or from it, excludes those that use Consul alone, whose tokens
+// are larger afterwards.
+func TestChangingBackends(t *testing.T) {
+	t.Parallel()
+	_, url := single(t)
+	b := open(t, url)
+	for _, urls := range []string{"memory:" + t.Name() + " " + url, url + " memory:" + t.Name()} {
+		c, err := dlock.OpenURL("both:"+urls, dlock.WithLogger(nil))
+		must(t, err)
+		l, err := c.Lock(t.Context(), "k")
+		must(t, err)
+		if _, err := drivertest.Acquire(t, b, drivertest.NewRequest("k", time.Minute)); drivertest.Verdict(err) != "held" {
+			t.Errorf("%s: Consul alone: %v", urls, err)
+		}
+		granted := drivertest.Waiter(t, b, drivertest.NewRequest("k", time.Minute))
+		drivertest.AwaitWaiters(t, b, "k", 1)
+		time.Sleep(250 * time.Millisecond) // tokens of Consul may be 200 ms behind the clock
+		must(t, l.Unlock())
+		next := <-granted
+		if next.Grant().Fence <= l.Fence() {
+			t.Errorf("%s: token %d after %d", urls, next.Grant().Fence, l.Fence())
+		}
+		drivertest.Release(t, next)
+		must(t, c.Close())
 	}
 }
 

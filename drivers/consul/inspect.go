@@ -89,7 +89,7 @@ func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 		defer s.leave()
 		probe := b.root() + "check/" + s.id
 		sent := time.Now()
-		_, err = b.txn(call, hold(probe, s.id, nil), there(probe), below(b.root()+"check/"))
+		_, err = b.txn(call, hold(probe, s.id, nil), get(probe), below(b.root()+"check/"))
 		if err == nil {
 			_, err = b.txn(call, drop(probe))
 		}

@@ -122,6 +122,8 @@ func explain(err error) error {
 		return refused(0, "the token lacks a permission: see the package's documentation")
 	case says("Invalid Session TTL"):
 		return refused(0, "the servers' session_ttl_min is longer than this TTL: give it as the parameter session_ttl_min")
+	case says("unknown KV verb"):
+		return refused(0, "the servers are older than Consul 1.14")
 	case says("rate limit", "code: 429"):
 		return refused(time.Second, "the server has too many requests")
 	case says("invalid session"):
