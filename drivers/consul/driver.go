@@ -99,7 +99,7 @@ type Backend struct {
 
 	calls base.Calls
 
-	mu       sync.Mutex
+	mu       sync.Mutex       // of the sessions' fields too
 	sessions map[int]*session // that new locks use, by their TTL in seconds
 }
 

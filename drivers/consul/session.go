@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math"
 	"math/bits"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -25,7 +24,7 @@ type session struct {
 	turn    chan struct{}             // has a value while it is renewed
 	start   atomic.Pointer[time.Time] // before the request that made or renewed it
 
-	mu       sync.Mutex
+	// With the backend's mutex:
 	users    int       // attempts and leases
 	idle     time.Time // since when it has no users
 	number   uint64    // of the last waiter
@@ -58,9 +57,7 @@ func (b *Backend) join(ctx context.Context, ttl time.Duration) (*session, error)
 		}
 		b.sessions[n] = s
 	}
-	s.mu.Lock()
 	s.users++
-	s.mu.Unlock()
 	b.mu.Unlock()
 	var err error
 	select {
@@ -78,8 +75,8 @@ func (b *Backend) join(ctx context.Context, ttl time.Duration) (*session, error)
 
 // leave ends what join began.
 func (s *session) leave() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.b.mu.Lock()
+	defer s.b.mu.Unlock()
 	s.users--
 	s.idle = time.Now()
 }
@@ -89,8 +86,6 @@ func (s *session) leave() {
 func (s *session) retire(unused bool) bool {
 	s.b.mu.Lock()
 	defer s.b.mu.Unlock()
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	if unused && (s.users > 0 || time.Since(s.idle) < longestIdle) {
 		return false
 	}
@@ -123,9 +118,9 @@ func (s *session) run(ctx context.Context) {
 		case <-ctx.Done():
 		}
 	}
-	s.mu.Lock()
+	s.b.mu.Lock()
 	used := s.users > 0
-	s.mu.Unlock()
+	s.b.mu.Unlock()
 	if !used { // else, and if there is no answer, it ends by itself
 		ctx, cancel := context.WithTimeout(context.Background(), s.b.opt.CallTimeout)
 		defer cancel()

@@ -42,8 +42,8 @@ func (a *attempt) place() string {
 // register makes the attempt a waiter of its session.
 func (a *attempt) register() error {
 	s := a.s
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.b.mu.Lock()
+	defer s.b.mu.Unlock()
 	if !s.watching {
 		if !s.b.calls.Go(s.watch) {
 			return driver.ErrClosed
@@ -58,8 +58,8 @@ func (a *attempt) register() error {
 
 func (a *attempt) unregister() {
 	if a.w != nil {
-		a.s.mu.Lock()
-		defer a.s.mu.Unlock()
+		a.s.b.mu.Lock()
+		defer a.s.b.mu.Unlock()
 		delete(a.s.waiters, a.w.number)
 		a.w = nil
 	}
@@ -67,8 +67,8 @@ func (a *attempt) unregister() {
 
 // tell lets those waiters look at their locks.
 func (s *session) tell(which func(*waiter) bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.b.mu.Lock()
+	defer s.b.mu.Unlock()
 	for _, w := range s.waiters {
 		if which(w) {
 			select {
@@ -96,8 +96,8 @@ func (s *session) watch(ctx context.Context) {
 
 // waited reports whether anybody waits, and else ends the watch.
 func (s *session) waited() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.b.mu.Lock()
+	defer s.b.mu.Unlock()
 	s.watching = len(s.waiters) > 0 && !s.ended()
 	return s.watching
 }
