@@ -117,7 +117,7 @@ func TestKleppmannTheClockOfCJumps(t *testing.T) {
 		named = jump(step, ttl) || named
 	}
 	for longer := 2 * ttl; !named; longer *= 2 { // on a busy machine a lease may end before it is asked for
-		if longer > 5*time.Minute {
+		if longer > time.Minute {
 			t.Fatal("no error names C and its clock")
 		}
 		named = jump(time.Hour, longer)
