@@ -11,27 +11,12 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
-	"github.com/redlock-go/redlock/driver/quorum"
 	"github.com/redlock-go/redlock/drivers/redlock"
 	"github.com/redlock-go/redlock/redlocktest/fault"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
 var sceneRuns = flag.Int("redlock.scenes", 1, "how often each scene of clients that differ is played")
-
-// bootstrap states that the servers are new, as they are. If an answer does not come in time,
-// some of them may have been told, and are no longer new: all forget everything.
-func (c *cluster) bootstrap(options ...string) {
-	c.t.Helper()
-	q := c.open(everyNode, options...)
-	c.until(func() error {
-		_, err := q.Bootstrap(context.Background(), &quorum.Bootstrap{})
-		for i := 0; err != nil && i < len(c.servers); i++ {
-			c.do(i, "FLUSHALL")
-		}
-		return err
-	})
-}
 
 // highMark reports whether a node has noted that its clock was this far ahead. A node notes that
 // only in a request that is in time by its clock, so clients must have learned that clock before.

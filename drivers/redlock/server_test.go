@@ -15,6 +15,7 @@ import (
 
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/quorum"
 	"github.com/redlock-go/redlock/drivers/goredis"
 	"github.com/redlock-go/redlock/drivers/internal/ownprocess"
 	"github.com/redlock-go/redlock/drivers/redlock"
@@ -180,6 +181,20 @@ func limit() time.Time {
 		d = time.Hour
 	}
 	return began.Add(d - min(d/10, 10*time.Second))
+}
+
+// bootstrap states that the servers are new, as they are. If an answer does not come in time,
+// some of them may have been told, and are no longer new: all forget everything.
+func (c *cluster) bootstrap(options ...string) {
+	c.t.Helper()
+	q := c.open(everyNode, options...)
+	c.until(func() error {
+		_, err := q.Bootstrap(context.Background(), &quorum.Bootstrap{})
+		for i := 0; err != nil && i < len(c.servers); i++ {
+			c.do(i, "FLUSHALL")
+		}
+		return err
+	})
 }
 
 // until tries again until it succeeds, and fails the test with the last error if it never does.
