@@ -461,7 +461,10 @@ func (g *nodeRequest) end(r result) {
 	var clock reading
 	if r.answer != unasked {
 		r.read()
-		clock = g.learn(&r)
+		l.mu.Lock()
+		timeout := l.bid.timeout // a renewal may set it
+		l.mu.Unlock()
+		clock = g.learn(&r, timeout)
 	}
 	l.mu.Lock()
 	e := &l.event
@@ -473,12 +476,12 @@ func (g *nodeRequest) end(r result) {
 }
 
 // learn updates the breaker, the clock and the server's identity from a call's result.
-func (g *nodeRequest) learn(r *result) reading {
+func (g *nodeRequest) learn(r *result, timeout time.Duration) reading {
 	n, b := g.n, g.l.b
 	if r.lease != nil {
 		r.grant = r.lease.Grant()
 	}
-	n.report(r.answer == silence && r.received.Sub(g.sent.at) >= g.l.bid.timeout*3/4)
+	n.report(r.answer == silence && r.received.Sub(g.sent.at) >= timeout*3/4)
 	if g.call == release {
 		return reading{}
 	}
