@@ -43,7 +43,8 @@ const leastTimeout = 250 * time.Millisecond
 //
 // Why they suffice: after q confirmations there is a majority that this bid owned while the
 // nodes' counters were at the token or above. Every later majority has one of those nodes, and
-// so gets a larger token.
+// so gets a larger token. A bid may ask for a range of tokens: then the token is the last one of
+// the range, and the range as a whole is above the node's counter in each answer.
 //
 // Giving a vote back lowers the node's counter to what it was before the vote, if the lock is
 // still this attempt's. Then no other bid owned the node since the vote, so no lease was

@@ -11,7 +11,7 @@ import (
 // the beginning, and renews it. Their paths to a broken promise are long, so that random paths
 // find them sooner than a search by distance.
 var healing = func() []scenario {
-	lease := scenario{bids: 3, lease: true, gone: 1 << 2, keeps: true, proposal: [exBids]uint64{10, 14, 12}}
+	lease := scenario{bids: 3, lease: true, gone: 1 << 2, keeps: true, proposal: [exBids]uint64{10, 14, 12}, tokens: ranges}
 	timed := scenario{bids: 2, lease: true, gone: 1 << 2, keeps: true, ticks: 13, patience: 4, prompt: true}
 	with := func(s scenario, name string, f func(*scenario)) scenario {
 		s.name = name

@@ -35,6 +35,7 @@ type scenario struct {
 	renewals int // renewals of each lease
 	counters [exNodes]uint64
 	proposal [exBids]uint64
+	tokens   [exBids]uint64 // how many each bid asks for; zero: one
 	faults   faults
 	ticks    int  // how much time passes; zero: none, so a caller's time may end at any moment
 	patience int  // the node timeout, in ticks; zero: one
@@ -63,7 +64,16 @@ const (
 	joinOld          // a join ignores a counter that is old by the node's own clock
 	joinRaise        // a join raises the counter to the clock
 	joinKept         // a join is refused where the key is kept for a waiter
+
+	// One place that has the first token of a range instead of its last.
+	firstProposed // only the first token of the range must be above the counter to take the proposal
+	firstCounted  // a grant raises the counter to it
+	firstAnswered // the node answers it
+	firstRaised   // it is written back
 )
+
+// least returns the first token of a range of bid k that ends at fence.
+func (s *scenario) least(k int, fence uint64) uint64 { return fence - max(s.tokens[k], 1) + 1 }
 
 // faults says how often each fault may still happen.
 type faults struct {
@@ -154,8 +164,8 @@ type exWorld struct {
 	strays   [exStrays]exStray
 	faults   faults
 	returned uint64
-	grants   [exBids]uint64
-	taken    set // nodes that another bid got while the first has its lease, if the scenario begins with it
+	grants   [exBids]uint64 // the last token of each range
+	taken    set            // nodes that another bid got while the first has its lease, if the scenario begins with it
 	bids     [exBids]exBid
 	last     verdict // the latest verdict, for the chart only; not part of the state, which ends with bids
 }
@@ -568,6 +578,9 @@ func (x *explorer) answered(w *exWorld, k, i int) {
 	p := w.wires[k][i]
 	w.wires[k][i] = exPacket{}
 	e := event{kind: answered, node: i, answer: p.answer, fence: p.fence}
+	if x.s.odd == firstAnswered {
+		e.fence = x.s.least(k, p.fence)
+	}
 	if p.answer == silence { // refused as too late
 		x.feed(w, k, e)
 		return
@@ -625,7 +638,10 @@ func (x *explorer) arrive(w *exWorld, k, i int, p *exPacket) {
 		if k > 0 && x.s.lease {
 			w.taken.add(i)
 		}
-		n.fence = max(n.counter+1, p.least)
+		n.fence = max(n.counter+max(x.s.tokens[k], 1), p.least)
+		if x.s.odd == firstProposed {
+			n.fence = max(n.counter+1, p.least)
+		}
 		if p.call == join {
 			n.fence = p.least
 			if k == 0 && w.taken.has(i) {
@@ -633,7 +649,11 @@ func (x *explorer) arrive(w *exWorld, k, i int, p *exPacket) {
 			}
 		}
 		n.kept, n.bid, n.attempt = 0, me, p.attempt
-		n.counter = max(n.counter, n.fence)
+		if x.s.odd == firstCounted {
+			n.counter = max(n.counter, x.s.least(k, n.fence))
+		} else {
+			n.counter = max(n.counter, n.fence)
+		}
 		if p.call == join && x.s.odd == joinRaise {
 			n.counter = max(n.counter, x.till(w))
 		}
@@ -699,6 +719,9 @@ func (x *explorer) feed(w *exWorld, k int, e event) {
 			p.least, p.until, p.confirmed = c.bid.fence, out.until, max(c.sure, c.bid.fence)
 		default:
 			p.attempt, p.fence, p.least = c.attempts[i], c.fences[i], c.bid.fence
+			if x.s.odd == firstRaised {
+				p.least = x.s.least(k, c.bid.fence)
+			}
 		}
 		if call == release && out.back.has(i) && x.s.odd != keepsVote && (c.twice[i] != p.attempt || x.s.odd == backTwice) {
 			p.before, p.silent = c.befores[i], c.bid.silent
@@ -752,12 +775,13 @@ func (x *explorer) judge(w *exWorld, k int, out *actions) {
 	case open:
 		return
 	case won:
-		if c.bid.fence <= c.before {
-			x.fail("G2: token %d was granted after %d had been returned", c.bid.fence, c.before)
+		first := x.s.least(k, c.bid.fence)
+		if first <= c.before {
+			x.fail("G2: token %d was granted after %d had been returned", first, c.before)
 		}
 		for j, t := range w.grants {
-			if j != k && t == c.bid.fence {
-				x.fail("G2: token %d was granted twice", t)
+			if j != k && t != 0 && first <= t && x.s.least(j, t) <= c.bid.fence {
+				x.fail("G2: token %d was granted twice", max(first, x.s.least(j, t)))
 			}
 		}
 		w.grants[k] = c.bid.fence
@@ -1019,23 +1043,24 @@ var (
 var (
 	alike     = [exBids]uint64{10, 10, 10}
 	differ    = [exNodes]uint64{11, 10, 12}
+	ranges    = [exBids]uint64{2, 4, 3}
 	scenarios = []scenario{
 		{name: "two bids", bids: 2, rounds: 1, proposal: alike},
-		{name: "counters differ", bids: 2, counters: differ, proposal: alike},
+		{name: "counters differ", bids: 2, counters: differ, proposal: alike, tokens: ranges},
 		{name: "a renewal", bids: 2, proposal: alike, renewals: 1},
-		{name: "a key ends early", bids: 2, counters: differ, proposal: alike, renewals: 1, faults: faults{expire: 1}},
+		{name: "a key ends early", bids: 2, counters: differ, proposal: alike, tokens: ranges, renewals: 1, faults: faults{expire: 1}},
 		{name: "a message is lost", bids: 2, proposal: alike, faults: faults{lose: 1}},
-		{name: "a request arrives twice", bids: 2, proposal: alike, faults: faults{again: 1}},
-		{name: "a node is slow", bids: 2, counters: differ, proposal: alike, faults: faults{slow: 1}},
+		{name: "a request arrives twice", bids: 2, proposal: alike, tokens: ranges, faults: faults{again: 1}},
+		{name: "a node is slow", bids: 2, counters: differ, proposal: alike, tokens: ranges, faults: faults{slow: 1}},
 		{name: "a client's time is over early", bids: 2, proposal: alike, faults: faults{hurry: 1}},
-		{name: "a node forgets", bids: 2, counters: differ, proposal: alike, renewals: 1, faults: faults{forget: 1}},
+		{name: "a node forgets", bids: 2, counters: differ, proposal: alike, tokens: ranges, renewals: 1, faults: faults{forget: 1}},
 		{name: "a node restarts", bids: 2, proposal: alike, faults: faults{restart: 1}},
-		{name: "a bid waits in the queue", bids: 2, proposal: alike, faults: faults{reserve: 1, waits: 1}},
-		{name: "three bids", bids: 3, counters: differ, proposal: alike, keeps: true},
+		{name: "a bid waits in the queue", bids: 2, proposal: alike, tokens: ranges, faults: faults{reserve: 1, waits: 1}},
+		{name: "three bids", bids: 3, counters: differ, proposal: alike, tokens: ranges, keeps: true},
 		{name: "three bids in turn, and a key ends early", bids: 3, proposal: alike, after: true, keeps: true, faults: faults{expire: 1}},
-		{name: "three bids in turn, and a node forgets", bids: 3, counters: differ, proposal: alike, after: true, keeps: true, faults: faults{forget: 1}},
-		{name: "three bids in turn, and a node is slow", bids: 3, counters: differ, proposal: alike, after: true, keeps: true, faults: faults{slow: 1}},
-		{name: "three bids, releases and a renewal", bids: 3, counters: differ, proposal: alike, renewals: 1},
+		{name: "three bids in turn, and a node forgets", bids: 3, counters: differ, proposal: alike, tokens: ranges, after: true, keeps: true, faults: faults{forget: 1}},
+		{name: "three bids in turn, and a node is slow", bids: 3, counters: differ, proposal: alike, tokens: ranges, after: true, keeps: true, faults: faults{slow: 1}},
+		{name: "three bids, releases and a renewal", bids: 3, counters: differ, proposal: alike, tokens: ranges, renewals: 1},
 		{name: "time passes", bids: 2, ticks: 7, prompt: true, keeps: true},
 		{name: "a clock is set", bids: 2, ticks: 7, after: true, prompt: true, keeps: true, faults: faults{step: 1, lose: 1}},
 		{name: "time passes, and messages take time", bids: 2, ticks: 5, patience: 4},
@@ -1084,6 +1109,11 @@ func TestEveryRuleIsNeeded(t *testing.T) {
 		differ(&s)
 		return s
 	}
+	ranged := func(odd oddity) scenario {
+		s := soon
+		s.tokens, s.odd = ranges, odd
+		return s
+	}
 	clock := scenario{bids: 2, after: true, keeps: true, prompt: true, ticks: 4, faults: faults{step: 1, lose: 1}}
 	for _, c := range []struct {
 		rule     string
@@ -1105,6 +1135,10 @@ func TestEveryRuleIsNeeded(t *testing.T) {
 		{"give back: a vote that was asked for once", 0, rival(func(s *scenario) { s.odd = backTwice }), "G3", "aB0 jB2 fB2 fB0 fB1 gB0 gB1 gB2 bB0 jB2 fB2 aC0 fC2 nA1 fC1 gC2 gC1 bC0 nA2 lA0 lA0 dA0 fA0 gA0 fA2 gA2 fA1 gA1 bA0 dA0 fA0 gA0 fA2 gA2 bA0"},
 		{"join: not below the counter", 0, rival(func(s *scenario) { s.odd = joinAny }), "G3", "nA0 aB0 fB2 gB2 fB0 nA2 gB0 dA0 bB0 fA2 fA1 fA0 gA1 gA2 gA0 bA0 dA0 fA2 fA1 gA1 gA2 bA0"},
 		{"join: confirmed since the counter", 0, scenario{bids: 2, lease: true, gone: 1 << 2, cut: 1 << 1, keeps: true, ticks: 17, patience: 4, renewals: 6, odd: joinOld}, "G3", "rA0 rA0 rA0 dA0 fA0 gA0 rA0 rA0 aB0 fB2 gB2 rA0 fB1 gB1 bB0 rA0 bA0 dA0 fA0 gA0 fA2 gA2 rA0 rA0 rA0 kA1 bA0 rA0 dA0 fA0 gA0 fA2 gA2 rA0 rA0 rA0 rA0 bA0 dA0 fA0 gA0 fA2 gA2 bA0"},
+		{"a range's last token is proposed", 0, ranged(firstProposed), "G2", ""},
+		{"a range's last token is counted", 0, ranged(firstCounted), "G2", ""},
+		{"a range's last token is in the maximum", 0, ranged(firstAnswered), "G2", ""},
+		{"a range's last token is written back", 0, ranged(firstRaised), "G2", ""},
 		{"step 5", keepLosers, scenario{bids: 2, proposal: alike}, "G4", ""},
 		{"step 3: time is left", noValidity, scenario{bids: 1, ticks: 5, patience: 4}, "G1", ""},
 		{"hold, return, and clocks that agree", noClockCheck, clock, "G1", ""},
