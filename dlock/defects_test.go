@@ -109,7 +109,7 @@ func TestAQueueThatDoesNotBlockIsNotAskedInABusyLoop(t *testing.T) {
 
 // TestRequiringAnyFeatureIsPossible: a feature that the contract has is known to WithRequire.
 func TestRequiringAnyFeatureIsPossible(t *testing.T) {
-	for f := driver.FeatureShared; f <= driver.FeatureOrdered; f <<= 1 {
+	for f := driver.FeatureShared; f <= driver.FeatureTokens; f <<= 1 {
 		c, err := dlock.New(memory.New(), dlock.WithRequire(f))
 		if err != nil && !strings.Contains(fmt.Sprint(err), "lacks") {
 			t.Errorf("%v: %v", f, err)

@@ -178,7 +178,7 @@ func WithOwnerLabel(label string) Option {
 }
 
 // knownFeatures are all features of the contract.
-const knownFeatures = driver.FeatureOrdered<<1 - 1
+const knownFeatures = driver.FeatureTokens<<1 - 1
 
 // WithRequire makes New and Open fail unless the backend has all these features, so that a
 // change of configuration cannot silently take away tokens or shared mode. An unknown feature

@@ -119,6 +119,9 @@ const (
 	// FeatureOrdered: waiters of all clients are served first come, first served, as long as
 	// nothing fails: by FeatureQueueing, or because Watch wakes them in that order.
 	FeatureOrdered
+	// FeatureTokens: Request.Tokens may be more than one, so that dlock can pass the lock on
+	// within a process.
+	FeatureTokens
 )
 
 // Has reports whether f has all of want.
@@ -127,7 +130,7 @@ func (f Features) Has(want Features) bool { return f&want == want }
 // String lists the features by name, separated by commas.
 func (f Features) String() string {
 	s := ""
-	for i, name := range [...]string{"shared", "fencing", "session", "queueing", "node", "keep", "ordered"} {
+	for i, name := range [...]string{"shared", "fencing", "session", "queueing", "node", "keep", "ordered", "tokens"} {
 		if f&(1<<i) != 0 {
 			if s != "" {
 				s += ","
@@ -162,6 +165,9 @@ func (m Mode) String() string {
 // MaxKey is the greatest length of a key in bytes, the prefix included.
 const MaxKey = 512
 
+// MaxTokens is the greatest Request.Tokens.
+const MaxTokens = 1 << 14
+
 // A Request asks for a lock.
 type Request struct {
 	// Key is 1 to MaxKey bytes, of any value.
@@ -192,6 +198,12 @@ type Request struct {
 	// node may take the key though the counter is above the token, and leaves the counter as it
 	// is: the bid that raised it has ended without a lease.
 	ExactFence uint64
+	// Tokens is how many tokens the grant has, at most MaxTokens (FeatureTokens only): a range that
+	// ends with Grant.Fence, and is above the counter as a whole. The counter rises to its end, so
+	// NextFence gets counter + Tokens − 1. Zero and one: one token. A backend may grant fewer, never
+	// more. dlock asks for a token per microsecond that it may keep the lock, at most, so that
+	// counters do not overtake the clock.
+	Tokens uint32
 	// Quorum is set by a quorum for its nodes. It does not change, so a node may keep it.
 	Quorum *quorum.Info
 
@@ -240,8 +252,11 @@ type Grant struct {
 	// Expires is the end of the lease in local monotonic time, computed by the function
 	// Expires. Zero: the lease ends only with its session.
 	Expires time.Time
-	// Fence is the fencing token: strictly rising per key; zero: none.
+	// Fence is the fencing token: strictly rising per key; zero: none. Of a range it is the last
+	// token: the holder has Fence−Tokens+1 to Fence.
 	Fence uint64
+	// Tokens is the length of the range; zero: one token, or none.
+	Tokens uint32
 	// Clock is the server's own clock at the grant. Zero: unknown; a vote without a clock never
 	// counts in a quorum.
 	Clock time.Time
@@ -369,7 +384,8 @@ func (s *State) Verdict() string {
 // A Holder is one owner of a held key, or a waiter in its queue. Unknown fields are zero.
 type Holder struct {
 	Owner   string        `json:"owner,omitempty"`   // as stored
-	Fence   uint64        `json:"token,omitempty"`   // its token
+	Fence   uint64        `json:"token,omitempty"`   // its token; of a range the last one
+	Tokens  uint32        `json:"tokens,omitempty"`  // the length of the range; zero: one token
 	Since   time.Time     `json:"since,omitzero"`    // by the server's clock
 	TTL     time.Duration `json:"ttl_ns,omitempty"`  // until it ends unless renewed
 	Address string        `json:"address,omitempty"` // of the client

@@ -48,7 +48,7 @@ const MaxFence = 1<<53 - 1
 // NextFence returns the token of a new grant: max(counter+1, floor), in microseconds of Unix
 // time. It first clamps floor to now − FenceLag and now + FenceSlack; floor 0 stands for now.
 // So tokens rise strictly per key even if the clock falls, and tokens of different backends can
-// be compared (rule 8).
+// be compared (rule 8). For a range of n tokens pass counter + n − 1: the result is its last token.
 func NextFence(counter, floor uint64, now time.Time) uint64 {
 	us := now.UnixMicro()
 	if us < 0 {
@@ -79,6 +79,10 @@ func (i Info) Check(prefix string, req *Request) error {
 		return Invalid("mode", "%d is unknown", req.Mode)
 	case req.Mode == Shared && !i.Features.Has(FeatureShared):
 		return Invalid("mode", "%s has no shared mode", i.Name)
+	case req.Tokens > 1 && !i.Features.Has(FeatureTokens):
+		return Invalid("tokens", "%s gives one for each grant", i.Name)
+	case req.Tokens > MaxTokens:
+		return Invalid("tokens", "%d are over the maximum of %d", req.Tokens, MaxTokens)
 	case (req.ExactFence != 0 || req.Quorum != nil) && !i.Features.Has(FeatureQuorumNode):
 		return Invalid("request", "%s cannot be a node of a quorum", i.Name)
 	}

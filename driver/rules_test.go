@@ -48,7 +48,7 @@ func TestNextFence(t *testing.T) {
 func TestCheckNamesWhatCannotBeHonoured(t *testing.T) {
 	plain := Info{Name: "plain", MinTTL: MinTTL, MaxTTL: time.Hour}
 	session := Info{Name: "session", Features: FeatureSession}
-	full := Info{Name: "full", Features: FeatureShared | FeatureFencing | FeatureQueueing | FeatureQuorumNode, MinTTL: MinTTL, MaxTTL: time.Hour}
+	full := Info{Name: "full", Features: FeatureShared | FeatureFencing | FeatureQueueing | FeatureQuorumNode | FeatureTokens, MinTTL: MinTTL, MaxTTL: time.Hour}
 	good := Request{Key: "k", Owner: "o/1", TTL: time.Second}
 	with := func(f func(*Request)) *Request {
 		r := good
@@ -70,6 +70,10 @@ func TestCheckNamesWhatCannotBeHonoured(t *testing.T) {
 		{plain, "", with(func(r *Request) { r.Mode = 2 }), "mode: 2 is unknown"},
 		{plain, "", with(func(r *Request) { r.Mode = Shared }), "mode: plain has no shared mode"},
 		{full, "", with(func(r *Request) { r.Mode = Shared }), ""},
+		{plain, "", with(func(r *Request) { r.Tokens = 1 }), ""},
+		{plain, "", with(func(r *Request) { r.Tokens = 2 }), "tokens: plain gives one for each grant"},
+		{full, "", with(func(r *Request) { r.Tokens = MaxTokens }), ""},
+		{full, "", with(func(r *Request) { r.Tokens = MaxTokens + 1 }), "tokens: 16385 are over the maximum of 16384"},
 		{plain, "", with(func(r *Request) { r.ExactFence = 1 }), "plain cannot be a node"},
 		{plain, "", with(func(r *Request) { r.Quorum = &quorum.Info{Terms: quorum.Terms{N: 3}} }), "plain cannot be a node"},
 		{full, "", with(func(r *Request) { r.ExactFence, r.Quorum = 1, &quorum.Info{Terms: quorum.Terms{N: 3}} }), ""},

@@ -24,7 +24,7 @@ func infoIsConstant(r *run) {
 	if other := r.open().Info(); other != i {
 		r.record(describing, "two clients of one lock space describe themselves differently: %+v and %+v", i, other)
 	}
-	all := driver.FeatureShared | driver.FeatureFencing | driver.FeatureSession | driver.FeatureQueueing | driver.FeatureQuorumNode | driver.FeatureKeep | driver.FeatureOrdered
+	all := driver.FeatureShared | driver.FeatureFencing | driver.FeatureSession | driver.FeatureQueueing | driver.FeatureQuorumNode | driver.FeatureKeep | driver.FeatureOrdered | driver.FeatureTokens
 	switch {
 	case i.Name == "":
 		r.record(describing, "Name is empty")
@@ -32,6 +32,8 @@ func infoIsConstant(r *run) {
 		r.record(describing, "Features has bits that mean nothing: %#x", uint32(i.Features))
 	case i.Features.Has(driver.FeatureQuorumNode) && !i.Features.Has(driver.FeatureFencing):
 		r.record(describing, "a node of a quorum gives tokens, and Fencing is not among the features %v", i.Features)
+	case i.Features.Has(driver.FeatureTokens) && !i.Features.Has(driver.FeatureFencing):
+		r.record(describing, "a backend gives ranges of tokens, and Fencing is not among the features %v", i.Features)
 	}
 	switch {
 	case i.MaxTTL == 0 && !i.Features.Has(driver.FeatureSession):

@@ -435,6 +435,8 @@ var memoryBugs = []bug{
 		g.Fence = g.Fence / 1000 * 1000
 		return g
 	})},
+	{name: "the counter rises to the first token of a range only", want: "fence/ranges", rule: "driver.Request.Tokens", plant: firstOnly},
+	{name: "the counter rises by one token until the lock expires", want: "fence/range-expires", rule: "driver.Request.Tokens", plant: firstOnly},
 	{name: "tokens from 1", stress: true, want: "fence/rises", rule: "rule 8", plant: onGrant(func(_ *broken, _ *brokenLease, g driver.Grant) driver.Grant {
 		g.Fence -= uint64(time.Now().Add(-time.Hour).UnixMicro())
 		return g
@@ -636,4 +638,16 @@ var memoryBugs = []bug{
 			return l, err
 		})
 	}, harness: func(h *Harness) { h.Secret = "canary-42" }},
+}
+
+// firstOnly plants a bug: a grant has the range that was asked for, and the counter rises to its
+// first token only.
+func firstOnly(b *broken) {
+	b.sends(func(req *driver.Request) { req.Tokens = 0 })
+	b.grant = func(l *brokenLease, g driver.Grant) driver.Grant {
+		if n := l.sent.Tokens; n > 1 {
+			g.Fence, g.Tokens = g.Fence+uint64(n)-1, n
+		}
+		return g
+	}
 }

@@ -87,7 +87,7 @@ func (c *counters) count(b *broken) {
 		if end, ok := c.ends[req.Key]; c.expire && ok && !now.Before(end) {
 			delete(c.counts, req.Key)
 		}
-		fence := driver.NextFence(c.counts[req.Key], req.FenceFloor, now)
+		fence := driver.NextFence(c.counts[req.Key]+uint64(max(req.Tokens, 1))-1, req.FenceFloor, now)
 		c.counts[req.Key], c.ends[req.Key] = fence, now.Add(req.TTL)
 		got := &brokenLease{Lease: l, b: b, req: req, sent: *req}
 		g := l.Grant()

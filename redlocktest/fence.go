@@ -8,6 +8,8 @@ import (
 
 var fenceCases = []testCase{
 	{name: "rises", features: driver.FeatureFencing, do: fenceRises},
+	{name: "ranges", features: driver.FeatureTokens, do: fenceRanges},
+	{name: "range-expires", features: driver.FeatureTokens, ttl: true, do: rangeExpires},
 	{name: "clock", features: driver.FeatureFencing, needs: []condition{clocked}, do: fenceClock},
 }
 
@@ -27,6 +29,82 @@ func fenceRises(r *run) {
 		}
 		r.release(l)
 	}
+}
+
+// proposals returns two proposals for a backend that takes them, and zeros for others: one far ahead
+// of the clock and one of the past. With the second after the first tokens rise by the counter, and
+// not by the clock.
+func (r *run) proposals() (ahead, past uint64) {
+	if !r.info.Features.Has(driver.FeatureQuorumNode) {
+		return 0, 0
+	}
+	return r.serverClock() + slack*9/10, 1
+}
+
+// fenceRanges checks that ranges of any lengths, and single tokens between them, rise and never
+// overlap.
+func fenceRanges(r *run) {
+	clients := r.clients(3)
+	key, next := r.key(), r.ranges()
+	floor, past := r.proposals()
+	for i := range r.h.times(30) {
+		n := []uint32{driver.MaxTokens, 1, 2, 0, 1000, 3, 1, 64}[i%8]
+		l := r.grant(clients[i%len(clients)], driver.Request{Key: key, Tokens: n, FenceFloor: floor})
+		floor = past
+		next(l, n)
+		before := l.Grant()
+		r.renew(l, driver.Renewal{})
+		if g := l.Grant(); g.Fence != before.Fence || g.Tokens != before.Tokens {
+			r.fatal(ranges, "a range of %d tokens that ends with %d has, after a renewal, %d tokens and ends with %d", before.Tokens, before.Fence, g.Tokens, g.Fence)
+		}
+		if 0 < i && i < 4 {
+			r.showsRange(clients[(i+1)%len(clients)], key, before)
+		}
+		r.release(l)
+	}
+}
+
+// ranges returns a function that checks the range of a lease, for which n tokens were asked, against
+// the range before it.
+func (r *run) ranges() func(l *lease, n uint32) {
+	last := uint64(0)
+	return func(l *lease, n uint32) {
+		g := l.Grant()
+		count := uint64(max(g.Tokens, 1))
+		switch {
+		case count > uint64(max(n, 1)):
+			r.fatal(ranges, "%d tokens were asked for, and %d given", n, count)
+		case last == 0:
+			r.comparable(g.Fence)
+		case g.Fence-count+1 <= last:
+			r.fatal(ranges, "a range of %d tokens ends with %d, and an earlier grant has the token %d", count, g.Fence, last)
+		}
+		last = g.Fence
+	}
+}
+
+// showsRange checks that Lookup tells the range of the holder.
+func (r *run) showsRange(b driver.Backend, key string, g driver.Grant) {
+	if _, ok := b.(driver.Inspector); !ok {
+		return
+	}
+	s := r.lookup(b, key)
+	if len(s.Holders) != 1 || s.Holders[0].Fence != 0 && (s.Holders[0].Fence != g.Fence || max(s.Holders[0].Tokens, 1) != max(g.Tokens, 1)) {
+		r.fatal(inspecting, "the holder of key %q has %d tokens that end with %d, and its state is %+v", key, g.Tokens, g.Fence, s)
+	}
+}
+
+// rangeExpires checks that a range counts as used when its holder is gone, whichever of its tokens
+// the holder gave out.
+func rangeExpires(r *run) {
+	a, b := r.pair()
+	key, next := r.key(), r.ranges()
+	floor, past := r.proposals()
+	req := driver.Request{Key: key, TTL: r.short(), Tokens: 5000, FenceFloor: floor}
+	next(r.grant(a, req), req.Tokens)
+	one := r.eventually(b, driver.Request{Key: key, FenceFloor: past})
+	next(one, 1)
+	r.release(one)
 }
 
 // comparable asserts that the first token of a key is about the Unix time in microseconds, or more.

@@ -35,7 +35,9 @@ const (
 	describing rule = "driver.Info: constant over the backend's life; MinTTL is at least 10 ms; both bounds are zero only where there is no TTL (Session)"
 	holderSeen rule = "driver.HeldError: Holder is the owner that was seen, RetryAfter for how long it keeps the lock, Since when it got it, or they are zero"
 	floors     rule = "driver.Request.FenceFloor: the token is at least this, unless that is more than FenceSlack ahead of the server's clock, and at least FenceLag behind that clock"
-	joins      rule = "driver.Request.ExactFence: take the key at exactly this token, if it is free and its counter is not above it, else *RefusedError; " +
+	ranges     rule = "driver.Request.Tokens: a grant has at most that many tokens, the last of which is Grant.Fence; all are above the counter, " +
+		"which rises to the last"
+	joins rule = "driver.Request.ExactFence: take the key at exactly this token, if it is free and its counter is not above it, else *RefusedError; " +
 		"an attempt that has the key already is answered with its token"
 	nodes rule = "driver.FeatureQuorumNode: reports Clock and Server on grants and on *HeldError, accepts Quorum, keeps a key for the grace, and tells attempts of " +
 		"one owner apart"

@@ -216,7 +216,8 @@
 // process or connection and needs no TTL; queueing, the server keeps a queue of waiters; ordered,
 // the waiters of all clients are served in the order in which they came; shared, a mode for
 // readers; node, can be a node of a quorum; keep, the server keeps a lock for --at-least even if
-// dlock is killed.
+// dlock is killed; tokens, a grant may have several, so that a program can pass a lock on within
+// itself.
 //
 // # dlock completion
 //

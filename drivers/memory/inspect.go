@@ -50,6 +50,9 @@ func (b *Backend) state(e *entry, now time.Time) *driver.State {
 	for i := range e.holders {
 		h := &e.holders[i]
 		holder := driver.Holder{Owner: h.owner, Fence: h.fence, Since: wall(h.since)}
+		if h.count > 1 {
+			holder.Tokens = h.count
+		}
 		if !h.until.IsZero() {
 			holder.TTL = h.until.Sub(now)
 		}

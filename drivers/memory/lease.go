@@ -14,6 +14,7 @@ type lease struct {
 	entry   *entry
 	owner   string
 	fence   uint64
+	tokens  uint32 // the length of the range; zero: one token
 	grace   time.Duration
 
 	// Guarded by the space's mutex.
@@ -34,6 +35,9 @@ func (b *Backend) lease(e *entry, req *driver.Request, fence uint64, start, now 
 	}
 	if h := e.find(req.Owner, fence); h != nil {
 		h.lease = l
+		if h.count > 1 {
+			l.tokens = h.count
+		}
 	}
 	return l
 }
@@ -59,7 +63,7 @@ func (l *lease) Grant() driver.Grant {
 func (l *lease) grant() driver.Grant {
 	g := driver.Grant{Expires: l.expires, Clock: wall(l.clock), Server: l.entry.space.server}
 	if l.backend.info.Features.Has(driver.FeatureFencing) {
-		g.Fence = l.fence
+		g.Fence, g.Tokens = l.fence, l.tokens
 	}
 	switch b := l.backend; {
 	case l.evicted:

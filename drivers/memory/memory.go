@@ -20,7 +20,7 @@ const MaxTTL = 24 * time.Hour
 // own is the Info of this package's backends.
 var own = driver.Info{
 	Name: "memory", MinTTL: driver.MinTTL, MaxTTL: MaxTTL,
-	Features: driver.FeatureShared | driver.FeatureFencing | driver.FeatureQueueing | driver.FeatureQuorumNode | driver.FeatureKeep | driver.FeatureOrdered,
+	Features: driver.FeatureShared | driver.FeatureFencing | driver.FeatureQueueing | driver.FeatureQuorumNode | driver.FeatureKeep | driver.FeatureOrdered | driver.FeatureTokens,
 }
 
 // Driver opens backends by URL and keeps the named lock spaces. The zero Driver is ready for

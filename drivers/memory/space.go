@@ -39,6 +39,7 @@ type entry struct {
 type hold struct {
 	owner string
 	fence uint64
+	count uint32 // the tokens of its range: at least one
 	mode  driver.Mode
 	since time.Time
 	until time.Time // zero: until it is released
@@ -142,12 +143,13 @@ func (e *entry) take(b *Backend, req *driver.Request, now time.Time) (uint64, er
 
 // grant makes req's owner a holder and returns its token.
 func (e *entry) grant(b *Backend, req *driver.Request, now time.Time) uint64 {
-	fence := driver.NextFence(e.counter, req.FenceFloor, now)
+	count := max(req.Tokens, 1)
+	fence := driver.NextFence(e.counter+uint64(count-1), req.FenceFloor, now)
 	if req.ExactFence != 0 {
 		fence = req.ExactFence
 	}
 	e.counter = max(e.counter, fence)
-	e.holders = append(e.holders, hold{owner: req.Owner, fence: fence, mode: req.Mode, since: now, until: end(req, now), backend: b})
+	e.holders = append(e.holders, hold{owner: req.Owner, fence: fence, count: count, mode: req.Mode, since: now, until: end(req, now), backend: b})
 	e.arm(now)
 	return fence
 }
