@@ -53,6 +53,10 @@ func TestMain(m *testing.M) {
 		_ = os.Unsetenv(name)
 	}
 	_ = os.Setenv("PGUSER", server.Superuser)
+	for _, prefix := range []string{"/opt/homebrew", "/usr/local", "/home/linuxbrew/.linuxbrew"} { // leave psql out of PATH
+		folders, _ := filepath.Glob(prefix + "/opt/postgresql@*/bin") // the pattern is good
+		_ = os.Setenv("PATH", strings.Join(append([]string{os.Getenv("PATH")}, folders...), ":"))
+	}
 	// The parallel tests wait for leases to end, and need no processor.
 	flag.Parse()
 	_ = flag.Set("test.parallel", "16") // that flag exists

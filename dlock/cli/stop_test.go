@@ -5,69 +5,65 @@ package cli
 import (
 	"fmt"
 	"os"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 )
 
-// stubborn is a command that notes the time of SIGTERM, and goes on. (It waits in a way in
-// which no shell misses a signal: some do while they start a process.) Its beats show how long
-// it has run.
-const stubborn = `trap 'date +%s%N > termed' TERM
+// stubborn is a command that notes SIGTERM, and goes on. (It waits in a way in which no shell
+// misses a signal: some do while they start a process.) Its beats show how long it has run; the
+// first is there before its pid.
+const stubborn = `trap 'echo > termed' TERM
 echo $DLOCK_DEADLINE > deadline
+echo > beats
 echo $$ > pid
-while :; do date +%s%N >> beats; sleep 0.2 & wait; done`
+while :; do echo > beats; sleep 0.2 & wait; done`
 
-// nanos reads a time that a command wrote.
-func (w *world) nanos(text string) time.Time {
+// written is when a command wrote a file last.
+func (w *world) written(name string) time.Time {
 	w.t.Helper()
-	n, err := strconv.ParseInt(text, 10, 64)
-	if err != nil {
-		w.t.Skip("date has no nanoseconds here: ", err)
-	}
-	return time.Unix(0, n)
-}
-
-// lastBeat is when stubborn, which has ended, ran last.
-func (w *world) lastBeat() time.Time {
-	w.t.Helper()
-	b, err := os.ReadFile(w.path("beats"))
+	f, err := os.Stat(w.path(name))
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	beats := strings.Fields(string(b))
-	if len(beats) == 0 {
-		w.t.Skip("the command hardly ran")
-	}
-	return w.nanos(beats[len(beats)-1])
+	return f.ModTime()
 }
 
 // The TTL in tests in which a command must act between SIGTERM and SIGKILL, or must have ended
 // by its deadline: SIGTERM comes 6 s before the lease's end and SIGKILL 1.2 s, which is enough
-// on a busy machine.
-//
-// With -short the lease is shorter, and a command that ran late is no failure.
-func calm() (ttl string, term time.Duration) {
+// on a busy machine. With -short the lease is shorter.
+const calmTTL = 24 * time.Second
+
+func shortTTL() time.Duration {
 	if testing.Short() {
-		return "6s", 1500 * time.Millisecond
+		return calmTTL / 4
 	}
-	return "24s", 6 * time.Second
+	return calmTTL
+}
+
+// calmly tries with a lease of a TTL. A machine that stood still at the wrong moment lets a command
+// show nothing of what it does; a longer lease gives it more time.
+func calmly(t *testing.T, try func(ttl time.Duration) (seen bool)) {
+	t.Helper()
+	for ttl := shortTTL(); !try(ttl); ttl *= 2 {
+		if ttl > patient/2 {
+			t.Fatalf("in a lease of %v the command did not run between SIGTERM and SIGKILL", ttl)
+		}
+	}
 }
 
 // termed returns when the command, stubborn, noted SIGTERM. One that did not run between SIGTERM
 // and SIGKILL noted none; then SIGKILL must have come late, so that it ended late.
-func (w *world) termed(ended, deadline time.Time, term time.Duration) time.Time {
+func (w *world) termed(ended, deadline time.Time, term time.Duration) (at time.Time, seen bool) {
 	w.t.Helper()
 	if w.exists("termed") {
-		return w.nanos(w.content("termed"))
+		return w.written("termed"), true
 	}
 	if before := deadline.Sub(ended); before > term/2 {
 		w.t.Fatalf("the command was killed %v before the deadline, without SIGTERM before it", before)
 	}
-	w.t.Skip("the command did not run between SIGTERM and SIGKILL")
-	return time.Time{}
+	return time.Time{}, false
 }
 
 func (w *world) deadline() time.Time {
@@ -86,76 +82,87 @@ func TestARenewalThatFailsStopsTheCommandBeforeTheDeadline(t *testing.T) {
 	for _, fault := range []string{"outage", "hang", "stopped"} {
 		t.Run(fault, func(t *testing.T) {
 			t.Parallel()
-			w := newFaultyWorld(t)
-			w.fault(fault)
-			if fault == "stopped" { // or else it may renew the lease before it is stopped
-				w.fault("outage")
-			}
-			ttl, term := calm()
-			p := w.start("run", "--ttl", ttl, "k", "--", "sh", "-c", stubborn)
-			pid, deadline := w.pid("pid"), w.deadline()
-			if fault == "stopped" {
-				p.signal(syscall.SIGSTOP)
-			}
-			eventually(t, "the command's end", func() bool { return !alive(pid) })
-			ended, killed := time.Now(), w.lastBeat()
-			p.signal(syscall.SIGCONT)
-			p.ends(exitLost, "killed the command")
-			if late := killed.Sub(deadline); late >= 0 && !testing.Short() {
-				t.Errorf("the command ended %v after the deadline of its lease", late)
-			}
-			termed := w.termed(ended, deadline, term)
-			if before := deadline.Sub(termed); before > term+100*time.Millisecond || !termed.Before(killed) {
-				t.Errorf("SIGTERM came %v before the deadline, want %v, and SIGKILL %v later", before, term, killed.Sub(termed))
-			}
+			calmly(t, func(ttl time.Duration) bool {
+				w, term := newFaultyWorld(t), ttl/4
+				w.fault(fault)
+				if fault == "stopped" { // or else it may renew the lease before it is stopped
+					w.fault("outage")
+				}
+				p := w.start("run", "--ttl", ttl.String(), "k", "--", "sh", "-c", stubborn)
+				pid, deadline := w.pid("pid"), w.deadline()
+				if fault == "stopped" {
+					p.signal(syscall.SIGSTOP)
+				}
+				eventually(t, "the command's end", func() bool { return !alive(pid) })
+				ended, killed := time.Now(), w.written("beats")
+				p.signal(syscall.SIGCONT)
+				p.ends(exitLost, "killed the command")
+				termed, seen := w.termed(ended, deadline, term)
+				if late := killed.Sub(deadline); late >= 0 {
+					if ttl < calmTTL {
+						return false
+					}
+					t.Errorf("the command ended %v after the deadline of its lease", late)
+				}
+				if before := deadline.Sub(termed); seen && (before > term+100*time.Millisecond || !termed.Before(killed)) {
+					t.Errorf("SIGTERM came %v before the deadline, want %v, and SIGKILL %v later", before, term, killed.Sub(termed))
+				}
+				return seen
+			})
 		})
 	}
 }
 
 func TestACommandThatEndsBySIGTERMLeavesExitCode76(t *testing.T) {
 	t.Parallel()
-	w := newFaultyWorld(t)
-	w.fault("outage")
-	ttl, term := calm()
-	started := time.Now()
-	p := w.start("run", "--ttl", ttl, "k", "--", "sh", "-c", "trap 'exit 0' TERM; sleep 100 & wait")
-	p.ends(exitLost, "")
-	s := p.err.String()
-	if strings.Contains(s, "killed the command") {
-		if took := time.Since(started); took < 4*term-term/2 { // of four quarters of the TTL
-			t.Fatalf("the command was killed after %v; stderr: %s", took, s)
+	calmly(t, func(ttl time.Duration) bool {
+		w := newFaultyWorld(t)
+		w.fault("outage")
+		started := time.Now()
+		p := w.start("run", "--ttl", ttl.String(), "k", "--", "sh", "-c", "trap 'exit 0' TERM; sleep 100 & wait")
+		p.ends(exitLost, "")
+		s := p.err.String()
+		if strings.Contains(s, "killed the command") {
+			if took := time.Since(started); took < ttl-ttl/8 {
+				t.Fatalf("the command was killed after %v; stderr: %s", took, s)
+			}
+			return false
 		}
-		t.Skip("the command did not run between SIGTERM and SIGKILL")
-	}
-	if strings.Count(s, "dlock: ") != 1 || !strings.Contains(s, "SIGTERM sent") {
-		t.Errorf("stderr is %q, want one line of ours", s)
-	}
+		if strings.Count(s, "dlock: ") != 1 || !strings.Contains(s, "SIGTERM sent") {
+			t.Errorf("stderr is %q, want one line of ours", s)
+		}
+		return true
+	})
 }
 
 func TestALeaseThatIsRenewedAgainLetsTheCommandGoOn(t *testing.T) {
 	t.Parallel()
-	w := newFaultyWorld(t)
-	w.fault("outage")
-	ttl, term := calm()
-	p := w.start("run", "--ttl", ttl, "k", "--", "sh", "-c", stubborn)
-	pid, deadline := w.pid("pid"), w.deadline()
-	eventually(t, "SIGTERM", func() bool { return w.exists("termed") || !alive(pid) })
-	w.termed(time.Now(), deadline, term)
-	w.fault("")
-	mended := time.Now()
-	for time.Now().Before(deadline.Add(time.Second)) {
-		if !alive(pid) {
-			if left := deadline.Sub(mended); left < 2*time.Second { // until SIGKILL it is less
-				t.Skipf("the renewal had only %v", left)
-			}
-			t.Fatalf("the command was killed; stderr: %s", &p.err)
+	calmly(t, func(ttl time.Duration) bool {
+		w := newFaultyWorld(t)
+		w.fault("outage")
+		p := w.start("run", "--ttl", ttl.String(), "k", "--", "sh", "-c", stubborn)
+		pid, deadline := w.pid("pid"), w.deadline()
+		eventually(t, "SIGTERM", func() bool { return w.exists("termed") || !alive(pid) })
+		if _, seen := w.termed(time.Now(), deadline, ttl/4); !seen {
+			return false
 		}
-		time.Sleep(20 * time.Millisecond)
-	}
-	if err := syscall.Kill(-pid, syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
-	p.ends(exitLost, "SIGTERM sent") // which makes the code
+		w.fault("")
+		mended := time.Now()
+		for time.Now().Before(deadline.Add(time.Second)) {
+			if !alive(pid) {
+				if left := deadline.Sub(mended); left < ttl/6 { // until SIGKILL it is less
+					return false
+				}
+				t.Fatalf("the command was killed; stderr: %s", &p.err)
+			}
+			time.Sleep(20 * time.Millisecond)
+		}
+		if err := syscall.Kill(-pid, syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		p.ends(exitLost, "SIGTERM sent") // which makes the code
+		return true
+	})
 }
 
 // kin is a command with a child, and with another child outside its process group, if dlock can
@@ -189,8 +196,7 @@ func TestALossKillsAllThatTheCommandStartedAtOnce(t *testing.T) {
 			args := strings.Fields("run --verbose " + c.flags)
 			if c.lost {
 				w = newFaultyWorld(t)
-				ttl, _ := calm()
-				args = append(args, "--ttl", ttl)
+				args = append(args, "--ttl", shortTTL().String())
 			}
 			p := w.start(append(args, "k", "--", "sh", "-c", kin)...)
 			pids := map[string]int{"pid": w.pid("pid"), "child": w.pid("child"), "far": w.pid("far")}
