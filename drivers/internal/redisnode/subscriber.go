@@ -38,8 +38,10 @@ type Subscription interface {
 // A subscriber keeps a channel of its own subscribed on one connection to one server, and reconnects if
 // it breaks, as long as the queue has topics there. The queue's mutex guards its fields.
 type subscriber struct {
-	queue *waitQueue
-	id    string // random: the end of its channel's name
+	queue  *waitQueue
+	shard  string
+	id     string // random: the end of its channel's name
+	topics int    // how many there are; without any it ends
 
 	over context.Context // ends with the subscriber
 	end  context.CancelFunc
@@ -57,16 +59,30 @@ type connection struct {
 }
 
 // subscriber returns the subscriber to a server of a Cluster; otherwise there is one, to "". The caller
-// holds q.mu, and has or makes a topic there.
+// holds q.mu, and has a topic there or assigns one, by which the subscriber finds its server.
 func (q *waitQueue) subscriber(shard string) *subscriber {
 	s := q.subscribers[shard]
 	if s == nil {
-		s = &subscriber{queue: q, id: rand.Text()[:16], ready: make(chan struct{})}
+		s = &subscriber{queue: q, shard: shard, id: rand.Text()[:16], ready: make(chan struct{})}
 		s.over, s.end = context.WithCancel(context.Background())
 		q.subscribers[shard] = s
 		q.node.wg.Go(s.run)
 	}
 	return s
+}
+
+// assign makes a topic one of the subscriber's. The caller holds q.mu.
+func (q *waitQueue) assign(t *topic, s *subscriber) {
+	t.server = s
+	s.topics++
+}
+
+// drop takes a topic from the subscriber, which ends without any. The caller holds q.mu.
+func (q *waitQueue) drop(s *subscriber) {
+	if s.topics--; s.topics == 0 {
+		s.end()
+		delete(q.subscribers, s.shard)
+	}
 }
 
 // listener is its entry in a queue without a place there.

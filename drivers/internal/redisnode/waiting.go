@@ -151,8 +151,9 @@ func (q *waitQueue) join(key, shard string, wake chan struct{}) (t *topic, ready
 		return nil, nil, err
 	}
 	if t = q.topics[key]; t == nil {
-		t = &topic{key: key, server: q.subscriber(shard), watchers: map[chan struct{}]struct{}{}}
+		t = &topic{key: key, watchers: map[chan struct{}]struct{}{}}
 		q.topics[key] = t
+		q.assign(t, q.subscriber(shard))
 	}
 	t.watchers[wake] = struct{}{}
 	return t, t.server.ready, nil
@@ -182,7 +183,7 @@ func (q *waitQueue) abandon(t *topic) {
 	}
 }
 
-// clean ends the topics without waiters, and the subscribers without topics.
+// clean ends the topics without waiters.
 func (q *waitQueue) clean() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -190,21 +191,14 @@ func (q *waitQueue) clean() {
 		return
 	}
 	q.sweep = nil
-	used := map[*subscriber]bool{}
 	for key, t := range q.topics {
-		if len(t.watchers) == 0 && time.Since(t.idle) >= lingerTopic {
+		switch {
+		case len(t.watchers) > 0:
+		case time.Since(t.idle) >= lingerTopic:
 			delete(q.topics, key)
-			continue
-		}
-		used[t.server] = true
-		if len(t.watchers) == 0 && q.sweep == nil {
+			q.drop(t.server)
+		case q.sweep == nil:
 			q.sweep = time.AfterFunc(lingerTopic/2, q.clean)
-		}
-	}
-	for shard, s := range q.subscribers {
-		if !used[s] {
-			s.end()
-			delete(q.subscribers, shard)
 		}
 	}
 }
@@ -322,10 +316,9 @@ func (q *waitQueue) pollAfter(key, place string, p *process, e *driver.HeldError
 func (q *waitQueue) move(t *topic, to *subscriber) {
 	if to != t.server {
 		q.leaveQueue(t) // its place names the old subscriber
-		t.server, t.listed = to, time.Time{}
-		if q.sweep == nil { // it may have been the last one there
-			q.sweep = time.AfterFunc(lingerTopic, q.clean)
-		}
+		q.drop(t.server)
+		q.assign(t, to)
+		t.listed = time.Time{}
 	}
 }
 
