@@ -234,7 +234,9 @@
 //
 // # dlock help
 //
-// It prints a part of this manual.
+// It prints a part of this manual, and with "man" all of it, for man(1):
+//
+//	dlock help man >/usr/local/share/man/man1/dlock.1
 //
 // # url
 //

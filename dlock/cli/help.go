@@ -67,10 +67,32 @@ func newHelp(c *call) func() error {
 		if len(c.args) == 0 {
 			return c.help("dlock")
 		}
+		if c.args[0] == "man" {
+			c.manPage()
+			return nil
+		}
 		if _, command := commands()[c.args[0]]; command {
 			return c.help("dlock " + c.args[0])
 		}
 		return c.help(c.args[0])
+	}
+}
+
+// manPage prints the manual as a page for man(1): its paragraphs are filled, and what is indented
+// stays as it is.
+func (c *console) manPage() {
+	roff := strings.NewReplacer(`\`, `\e`, "-", `\-`, "'", `\(aq`, "`", `\(ga`, "^", `\(ha`, "~", `\(ti`, "\n.", "\n\\&.")
+	fmt.Fprint(c.out, ".TH DLOCK 1\n.SH NAME\ndlock \\- run a command under a distributed lock\n")
+	for _, part := range strings.Split(manual, "\n// # ")[1:] {
+		title, _, _ := strings.Cut(part, "\n")
+		fmt.Fprintln(c.out, ".SH", roff.Replace(strings.ToUpper(title)))
+		for _, paragraph := range strings.Split(strings.Trim(section(title), "\n"), "\n\n") {
+			form := ".PP\n%s\n"
+			if strings.HasPrefix(paragraph, " ") {
+				form = ".PP\n.nf\n%s\n.fi\n"
+			}
+			fmt.Fprintf(c.out, form, roff.Replace(paragraph))
+		}
 	}
 }
 

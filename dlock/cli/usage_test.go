@@ -67,6 +67,8 @@ func TestUsesAndWhatComesOfThem(t *testing.T) {
 		{"", 0, "Usage: dlock COMMAND", ""},
 		{"help", 0, "dlock run [flags] KEY -- COMMAND", ""},
 		{"help run", 0, "Usage: dlock run [flags] KEY -- COMMAND", ""},
+		{"help man", 0, ".SH DLOCK BOOTSTRAP\n.PP\n", ""},
+		{"help man", 0, ".nf\n    \\-\\-url URL         the backend (dlock help url)\n", ""},
 		{"run --help", 0, "--wait D ", ""},
 		{"elect -h", 0, "Usage: dlock elect ", ""},
 		{"version", 0, " go1.", ""},
