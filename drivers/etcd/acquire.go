@@ -17,12 +17,13 @@ import (
 
 // An attempt is one call of Acquire.
 type attempt struct {
-	b    *Backend
-	path string
-	req  driver.Request
-	s    *session
-	key  string // of our entry; empty: there is none
-	rev  int64  // its create revision
+	b     *Backend
+	path  string
+	spans []span // of the entries that exclude it, if they come before its own
+	req   driver.Request
+	s     *session
+	key   string // of our entry; empty: there is none
+	rev   int64  // its create revision
 	// doubt: the request that makes the entry may be under way.
 	doubt bool
 	fence uint64
@@ -40,17 +41,14 @@ func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Leas
 		return nil, err
 	}
 	defer call.End()
-	a := &attempt{b: b, path: b.Path(req.Key), req: *req}
+	path := b.Path(req.Key)
+	a := &attempt{b: b, path: path, spans: excluders(path, req.Mode), req: *req}
 	if err = a.acquire(call); err == nil {
 		return newLease(a), nil
 	}
 	a.leave()
-	if errors.Is(err, driver.ErrHeld) {
-		b.noteHeld(a.path)
-		return nil, err
-	}
 	err = call.Failed(b.explain(err))
-	if a.seen != nil && ctx.Err() != nil {
+	if a.seen != nil && ctx.Err() != nil && !errors.Is(err, driver.ErrHeld) {
 		return nil, fmt.Errorf("%w: %w", err, a.seen)
 	}
 	return nil, err
@@ -58,11 +56,11 @@ func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Leas
 
 func (a *attempt) acquire(ctx context.Context) error {
 	for again := false; ; again = true {
-		err := a.try(ctx)
+		err := a.once(ctx)
 		switch {
 		case again && !a.req.Wait:
 			return err
-		case errors.Is(err, rpctypes.ErrLeaseNotFound) && a.s != nil:
+		case errors.Is(err, rpctypes.ErrLeaseNotFound):
 			a.s.retire() // the machine slept, or an operator revoked it
 		case errors.Is(err, errGone) && a.req.Wait:
 			// The lease ended while no server could be reached: go to the end of the queue.
@@ -73,47 +71,22 @@ func (a *attempt) acquire(ctx context.Context) error {
 	}
 }
 
-// noteHeld remembers that a key was found held.
-func (b *Backend) noteHeld(path string) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if len(b.held) >= 1000 {
-		clear(b.held) // the others are tried without a look once
-	}
-	b.held[path] = time.Now()
-}
-
-// heldLately reports whether a key was found held within 5 s.
-func (b *Backend) heldLately(path string) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return time.Since(b.held[path]) < 5*time.Second
-}
-
-// try makes one attempt, or waits. If the key was held lately it looks first, since a look writes
-// nothing.
-func (a *attempt) try(ctx context.Context) error {
-	if a.req.Wait {
-		return a.wait(ctx)
-	}
-	if a.b.heldLately(a.path) {
-		if err := a.peek(ctx); err != nil {
-			return err
+// once makes one attempt, or joins the key's queue and returns when it has the lock.
+func (a *attempt) once(ctx context.Context) error {
+	if !a.req.Wait {
+		alone, err := a.enter(ctx)
+		if err == nil && !alone {
+			err = a.seen
 		}
-		if a.seen != nil {
-			return a.seen
-		}
-	}
-	alone, err := a.enter(ctx)
-	switch {
-	case err != nil:
 		return err
-	case alone:
-		return nil
-	case a.seen != nil:
-		return a.seen
 	}
-	return errors.New("another entry came before ours")
+	one, cancel := context.WithTimeout(ctx, a.b.opt.CallTimeout)
+	alone, err := a.enter(one)
+	cancel()
+	for err == nil && !alone {
+		alone, err = a.sleep(ctx)
+	}
+	return err
 }
 
 // leave gives up the attempt's entry, and its place in the session.
@@ -128,21 +101,20 @@ func (a *attempt) leave() {
 	a.s, a.key, a.doubt, a.before = nil, "", false, nil
 }
 
-// firsts returns requests for the first entry of each span that excludes this owner.
+// firsts returns requests for the first entry of each span.
 func (a *attempt) firsts() []clientv3.Op {
 	var ops []clientv3.Op
-	for _, s := range excluders(a.path, a.req.Mode) {
-		opts := append(clientv3.WithFirstCreate(), clientv3.WithRange(s.to))
-		ops = append(ops, clientv3.OpGet(s.from, opts...))
+	for _, s := range a.spans {
+		ops = append(ops, clientv3.OpGet(s.from, append(clientv3.WithFirstCreate(), clientv3.WithRange(s.to))...))
 	}
 	return ops
 }
 
-// queue returns requests for the last entry of each such span, before a revision if that is not zero,
-// and then for the first one.
-func (a *attempt) queue(before int64) []clientv3.Op {
+// looks returns requests for the last entry of each span, before a revision if that is not zero, and
+// then for the first one.
+func (a *attempt) looks(before int64) []clientv3.Op {
 	var ops []clientv3.Op
-	for _, s := range excluders(a.path, a.req.Mode) {
+	for _, s := range a.spans {
 		opts := append(clientv3.WithLastCreate(), clientv3.WithRange(s.to))
 		if before != 0 {
 			opts = append(opts, clientv3.WithMaxCreateRev(before-1))
@@ -152,23 +124,27 @@ func (a *attempt) queue(before int64) []clientv3.Op {
 	return append(ops, a.firsts()...)
 }
 
-// look notes the holder: the first entry among the answers to firsts.
-func (a *attempt) look(responses []*etcdserverpb.ResponseOp) {
-	a.seen = nil
-	if first := pick(responses, func(x, y *mvccpb.KeyValue) bool { return x.CreateRevision < y.CreateRevision }); first != nil {
-		e, _ := a.b.parse(first)
-		a.seen = &driver.HeldError{Holder: e.owner}
+// hold notes the holder, from answers that begin with those to firsts, and reports whether there is one.
+func (a *attempt) hold(responses []*etcdserverpb.ResponseOp) bool {
+	first := pick(responses[:len(a.spans)], func(x, y *mvccpb.KeyValue) bool { return x.CreateRevision < y.CreateRevision })
+	if first == nil {
+		return false
 	}
+	e, _ := a.b.parse(first)
+	a.seen = &driver.HeldError{Holder: e.owner}
+	return true
 }
 
-// lookAhead notes the last entry before our own, and the holder, from the answers to queue.
-func (a *attempt) lookAhead(responses []*etcdserverpb.ResponseOp, rev int64) {
-	half := len(excluders(a.path, a.req.Mode))
+// look notes the last entry before our own, and the holder, from answers that begin with those to
+// looks. It reports whether no entry is before our own.
+func (a *attempt) look(responses []*etcdserverpb.ResponseOp, rev int64) (alone bool) {
+	n := len(a.spans)
 	a.at = rev
-	a.before = pick(responses[:half], func(x, y *mvccpb.KeyValue) bool { return x.CreateRevision > y.CreateRevision })
+	a.before = pick(responses[:n], func(x, y *mvccpb.KeyValue) bool { return x.CreateRevision > y.CreateRevision })
 	if a.before != nil {
-		a.look(responses[half : 2*half])
+		a.hold(responses[n:])
 	}
+	return a.before == nil
 }
 
 // pick returns the entry among the answers that is better than the others, nil if there is none.
@@ -181,71 +157,39 @@ func pick(responses []*etcdserverpb.ResponseOp, better func(x, y *mvccpb.KeyValu
 	return best
 }
 
-// peek reads the queue before the attempt's own entry. A member may answer from old data, so a lock never rests on
-// what it says.
-func (a *attempt) peek(ctx context.Context) error {
-	queue := a.queue(a.rev)
-	looked, _, err := call(ctx, a.b, func(ctx context.Context, c *clientv3.Client) (*clientv3.TxnResponse, error) {
-		return c.Txn(ctx).Then(queue...).Commit()
-	})
-	switch {
-	case err != nil:
-		return err
-	case looked.Header == nil || !fits(queue, nil, (*etcdserverpb.TxnResponse)(looked)):
-		return errForm
-	}
-	a.lookAhead(looked.Responses, looked.Header.Revision)
-	return nil
-}
-
 // enter writes the attempt's entry: at the end of the queue if it waits, else only if no entry
 // excludes it. It reports whether no entry does; otherwise a.seen has the holder.
 func (a *attempt) enter(ctx context.Context) (alone bool, err error) {
-	if a.s, err = a.b.join(ctx, a.req.TTL); err != nil {
-		return false, err
-	}
+	a.s = a.b.join(a.req.TTL)
 	if err := a.s.keep(ctx, a.req.TTL/8); err != nil {
 		return false, err
 	}
-	a.key = entryKey(a.path, a.req.Mode, a.s)
-	for {
-		p := a.entry()
-		sure, err := a.b.do(ctx, p)
-		a.doubt = a.doubt || !sure
-		if err != nil {
-			if !a.doubt {
-				a.key = ""
-			}
-			return false, err
+	a.key = a.s.entryKey(a.path, a.req.Mode)
+	p := a.entry()
+	sure, err := a.b.do(ctx, p)
+	a.doubt = !sure
+	switch {
+	case err != nil:
+	case p.answer.Succeeded:
+		a.rev, a.fence = p.rev, p.base.value+uint64(p.rev)
+		return a.settle(ctx, p)
+	default:
+		looked := p.answer.Responses
+		if own := looked[len(looked)-1].GetResponseRange().GetKvs(); len(own) > 0 {
+			return a.found(ctx, own[0])
 		}
-		done := p.answer
-		if done.Succeeded {
-			if err := a.granted(p.rev, p.base.value); err != nil {
-				return false, err
-			}
-			if a.req.Wait {
-				a.lookAhead(done.Responses, p.rev)
-			}
-			return a.settle(ctx, p)
-		}
-		n := len(done.Responses) - 1
-		if kvs := done.Responses[n].GetResponseRange().GetKvs(); len(kvs) > 0 { // an earlier try wrote it
-			return a.found(ctx, kvs[0])
-		}
-		if a.look(done.Responses[:n]); a.seen != nil && !a.req.Wait {
-			if !a.doubt {
-				a.key = ""
-			}
-			return false, nil
-		}
-		if ctx.Err() != nil {
-			return false, ctx.Err()
+		if !a.hold(looked) {
+			err = errForm // all conditions are true
 		}
 	}
+	if !a.doubt {
+		a.key = ""
+	}
+	return false, err
 }
 
 // entry returns the part that makes the entry. If it succeeds and the attempt waits, its answers begin
-// with those to queue. If it fails, they are those to firsts, and the entry itself.
+// with those to looks. If it fails, they are those to firsts, and the entry itself.
 func (a *attempt) entry() *part {
 	key, owner, id := a.key, a.req.Owner, a.s.id // add may be called when the attempt is over
 	p := &part{
@@ -260,44 +204,35 @@ func (a *attempt) entry() *part {
 		},
 	}
 	if a.req.Wait {
-		p.then = a.queue(0)
+		p.then = a.looks(0)
 		return p
 	}
-	for _, s := range excluders(a.path, a.req.Mode) {
+	for _, s := range a.spans {
 		p.conditions = append(p.conditions, clientv3.Compare(clientv3.CreateRevision(s.from), "=", 0).WithRange(s.to))
 	}
 	return p
 }
 
-// granted stores the entry's revision and token.
-func (a *attempt) granted(revision int64, base uint64) error {
-	a.rev, a.fence = revision, base+uint64(revision)
-	if a.fence > driver.MaxFence {
-		return &driver.RefusedError{Reason: "the tokens of the locks under " + a.b.opt.Path + " are at their end: use another path"}
-	}
-	return nil
-}
-
 // found adopts the entry that an earlier try wrote, and looks for entries before it.
 func (a *attempt) found(ctx context.Context, kv *mvccpb.KeyValue) (alone bool, err error) {
-	base, owner, ok := parseValue(string(kv.Value))
-	if !ok || owner != a.req.Owner {
+	e, _ := a.b.parse(kv)
+	if e.owner != a.req.Owner {
 		return false, errGone // another program has overwritten it
 	}
-	if err := a.granted(kv.CreateRevision, base); err != nil {
-		return false, err
-	}
+	a.rev, a.fence = e.rev, e.fence
 	return a.confirm(ctx)
 }
 
 // settle reports whether the attempt has the lock by the answer that made its entry: no entry is
 // before its own, and its lease is known to live.
 func (a *attempt) settle(ctx context.Context, p *part) (alone bool, err error) {
-	if a.before != nil {
+	switch from, ok := a.s.covers(p.sent, p.term); {
+	case a.fence > driver.MaxFence:
+		return false, &driver.RefusedError{Reason: "the tokens of the locks under " + a.b.opt.Path + " are at their end: use another path"}
+	case a.req.Wait && !a.look(p.answer.Responses, p.rev):
 		return false, nil
-	}
-	var ok bool
-	if a.from, ok = a.s.covers(p.sent, p.term); ok {
+	case ok:
+		a.from = from
 		return true, nil
 	}
 	return a.confirm(ctx)
@@ -311,13 +246,12 @@ var (
 // confirm finds the attempt's own entry, and reports whether no entry is before it. The error is
 // errGone if its own entry was removed.
 func (a *attempt) confirm(ctx context.Context) (alone bool, err error) {
-	p, from, err := a.b.check(ctx, a.s, a.key, a.rev, a.req.TTL/8, a.queue(a.rev))
+	p, from, err := a.b.check(ctx, a.s, a.key, a.rev, a.req.TTL/8, a.looks(a.rev))
 	if err != nil {
 		return false, err
 	}
 	a.from = from
-	a.lookAhead(p.answer.Responses, p.rev)
-	return a.before == nil, nil
+	return a.look(p.answer.Responses, p.rev), nil
 }
 
 // check finds an entry by a write, which a majority confirms, and returns the time from which its
@@ -343,73 +277,28 @@ func (b *Backend) check(ctx context.Context, s *session, key string, rev int64, 
 	return nil, from, cmp.Or(alive, errRestless)
 }
 
-// checkInterval is the longest time between two looks of a waiter, because the member that serves its
+// checkInterval is the longest time between two checks of a waiter, because the member that serves its
 // watch may have stopped.
 const checkInterval = 2 * time.Second
 
-// wait joins the key's queue and returns when it has the lock.
-func (a *attempt) wait(ctx context.Context) error {
-	one, cancel := context.WithTimeout(ctx, a.b.opt.CallTimeout)
-	alone, err := a.enter(one)
-	cancel()
-	for err == nil && !alone {
-		alone, err = a.sleep(ctx)
-	}
-	return err
-}
-
-// sleep waits until the entry before the attempt's own is removed, and reports whether the attempt
-// has the lock then.
+// sleep waits until the entry before the attempt's own is removed, or for a while, and reports whether
+// the attempt has the lock then.
 func (a *attempt) sleep(ctx context.Context) (alone bool, err error) {
-	watching, stop := context.WithCancel(clientv3.WithRequireLeader(ctx))
-	defer stop()
 	client, err := a.b.connect(ctx)
 	if err != nil {
 		return false, err
 	}
-	before := string(a.before.Key)
+	watching, stop := context.WithTimeout(clientv3.WithRequireLeader(ctx), min(checkInterval, a.req.TTL/3))
+	defer stop()
 	// The answer that showed this entry may be of the transaction that removed it.
-	from := clientv3.WithRev(a.at)
-	gone := make(chan error, 1)
-	go func() { // Watch returns when a member has answered
-		w := <-client.Watch(watching, before, from, clientv3.WithFilterPut())
-		gone <- w.Err()
-	}()
-	look := time.NewTimer(min(checkInterval, a.req.TTL/3))
-	defer look.Stop()
-	for {
-		select {
-		case err := <-gone:
-			if err == nil {
-				return a.awake(ctx)
-			}
-			look.Reset(100 * time.Millisecond) // the watch broke, for example because the member has no leader
-			if a.b.opt.Notify != nil {
-				a.b.opt.Notify(driver.Notice{Kind: driver.NoticeDisconnected, Node: a.b.address, Key: a.req.Key, Err: err, Detail: "a watch broke, and is made again"})
-			}
-			before = "" // begin another one
-		case <-look.C:
-			one, cancel := context.WithTimeout(ctx, a.b.opt.CallTimeout)
-			err := a.peek(one)
-			cancel()
-			switch {
-			case ctx.Err() != nil:
-				return false, ctx.Err()
-			case err != nil, a.before == nil, a.s.ended():
-				return a.awake(ctx)
-			case string(a.before.Key) != before:
-				return false, nil
-			}
-			look.Reset(min(checkInterval, a.req.TTL/3))
-		case <-ctx.Done():
-			return false, ctx.Err()
+	w := <-client.Watch(watching, string(a.before.Key), clientv3.WithRev(a.at), clientv3.WithFilterPut())
+	if err := w.Err(); err != nil && watching.Err() == nil { // for example because the member has no leader
+		if a.b.opt.Notify != nil {
+			a.b.opt.Notify(driver.Notice{Kind: driver.NoticeDisconnected, Node: a.b.address, Key: a.req.Key, Err: err, Detail: "a watch broke, and is made again"})
 		}
+		pause(ctx, 100*time.Millisecond)
 	}
-}
-
-// awake is confirm for a waiter: it repeats unknown outcomes as long as the lease may live, for the
-// attempt keeps its place as long.
-func (a *attempt) awake(ctx context.Context) (alone bool, err error) {
+	// The attempt keeps its place as long as its lease may live.
 	for {
 		one, cancel := context.WithTimeout(ctx, a.b.opt.CallTimeout)
 		alone, err = a.confirm(one)
@@ -417,10 +306,14 @@ func (a *attempt) awake(ctx context.Context) (alone bool, err error) {
 		if answered(err) || errors.Is(err, errGone) || ctx.Err() != nil || a.s.ended() {
 			return alone, err
 		}
-		select {
-		case <-time.After(50 * time.Millisecond):
-		case <-ctx.Done():
-			return false, ctx.Err()
-		}
+		pause(ctx, 50*time.Millisecond)
+	}
+}
+
+// pause waits for this long, or until ctx ends.
+func pause(ctx context.Context, d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
 	}
 }

@@ -54,8 +54,9 @@
 // A caller that is alone sends its requests itself. While two transactions are under way, the
 // requests of other callers wait, and go together in the next one: up to 100, or as many as the
 // server's max-txn-ops permits. A lock that is free and its release are two writes of the cluster,
-// also after a pause. An attempt for a key that was found held within the last 5 s looks first,
-// which writes nothing.
+// also after a pause. An attempt that finds the key held is one request, which changes nothing; it is
+// in the cluster's log all the same. A waiter checks its place every two seconds, or every third of its
+// TTL if that is less.
 //
 // If no member answers for a third of the call timeout, the request goes to another one as well. If
 // answers take longer than that the driver waits longer, so that slow servers get no more to do. An

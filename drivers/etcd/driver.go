@@ -123,41 +123,51 @@ type Backend struct {
 
 	calls base.Calls
 
+	client  atomic.Pointer[clientv3.Client] // nil: it is not made yet
+	dialing joint                           // that makes it
+
 	mu       sync.Mutex
-	client   *clientv3.Client
-	dialing  *flight              // that makes the client
-	sessions map[int64]*session   // by their TTL in seconds
-	held     map[string]time.Time // when attempts found keys held
+	sessions map[int64]*session // by their TTL in seconds
 }
 
-// A flight is a call that several callers wait for.
+// A joint is a call that callers who come while it is under way share.
+type joint struct {
+	mu  sync.Mutex
+	now *flight // nil: none is under way
+}
+
 type flight struct {
 	done chan struct{}
 	err  error
 }
 
-// fly begins a flight, which f ends.
-func (b *Backend) fly(f func(context.Context, *flight)) *flight {
-	x := &flight{done: make(chan struct{})}
-	if !b.calls.Go(func(ctx context.Context) { f(ctx, x) }) {
-		x.end(driver.ErrClosed)
+// do makes the call in a goroutine of the driver's, or joins the one under way, and waits for its end.
+func (j *joint) do(ctx context.Context, calls *base.Calls, f func(context.Context) error) error {
+	j.mu.Lock()
+	x := j.now
+	if x == nil {
+		x = &flight{done: make(chan struct{})}
+		if !calls.Go(func(ctx context.Context) { j.end(x, f(ctx)) }) {
+			j.mu.Unlock()
+			return driver.ErrClosed
+		}
+		j.now = x
 	}
-	return x
-}
-
-func (x *flight) end(err error) {
-	x.err = err
-	close(x.done)
-}
-
-// wait waits for the end.
-func (x *flight) wait(ctx context.Context) error {
+	j.mu.Unlock()
 	select {
 	case <-x.done:
 		return x.err
 	case <-ctx.Done():
 		return ctx.Err()
 	}
+}
+
+func (j *joint) end(x *flight, err error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.now = nil
+	x.err = err
+	close(x.done)
 }
 
 var (
@@ -177,7 +187,7 @@ func New(client *clientv3.Client, o *Options) (*Backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	b.client = client
+	b.client.Store(client)
 	b.address = "etcd://" + strings.Join(client.Endpoints(), ",")
 	b.clock = func(context.Context) (time.Time, error) { return b.now(), nil }
 	return b, nil
@@ -208,7 +218,7 @@ func newBackend(o *Options, members int) (*Backend, error) {
 	case opt.CallTimeout < 10*time.Millisecond:
 		return nil, driver.Invalid("call_timeout", "must be at least 10ms")
 	}
-	b := &Backend{opt: opt, now: time.Now, tries: min(max(members, 2), 3), sessions: map[int64]*session{}, held: map[string]time.Time{}, info: driver.Info{
+	b := &Backend{opt: opt, now: time.Now, tries: min(max(members, 2), 3), sessions: map[int64]*session{}, info: driver.Info{
 		Name:     "etcd",
 		Features: driver.FeatureShared | driver.FeatureFencing | driver.FeatureQueueing | driver.FeatureOrdered,
 		MinTTL:   minTTL, MaxTTL: maxTTL,
@@ -239,10 +249,11 @@ func (b *Backend) Close() error {
 	if !b.calls.Close() {
 		return nil
 	}
-	if b.dial == nil || b.client == nil {
+	client := b.client.Load()
+	if b.dial == nil || client == nil {
 		return nil
 	}
-	if err := b.client.Close(); err != nil && !errors.Is(err, context.Canceled) {
+	if err := client.Close(); err != nil && !errors.Is(err, context.Canceled) {
 		return fmt.Errorf("etcd: close: %w", err)
 	}
 	return nil
@@ -250,30 +261,20 @@ func (b *Backend) Close() error {
 
 // connect returns the client, and makes it at the first call.
 func (b *Backend) connect(ctx context.Context) (*clientv3.Client, error) {
-	b.mu.Lock()
-	client, x := b.client, b.dialing
-	if client == nil && x == nil {
-		x = b.fly(b.makeClient)
-		b.dialing = x
-	}
-	b.mu.Unlock()
-	if client != nil {
+	if client := b.client.Load(); client != nil {
 		return client, nil
 	}
-	if err := x.wait(ctx); err != nil {
-		return nil, err
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.client, nil
-}
-
-func (b *Backend) makeClient(_ context.Context, x *flight) {
-	client, err := b.dial()
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.client, b.dialing = client, nil
-	x.end(err)
+	err := b.dialing.do(ctx, &b.calls, func(context.Context) error {
+		if b.client.Load() != nil {
+			return nil
+		}
+		client, err := b.dial()
+		if err == nil {
+			b.client.Store(client)
+		}
+		return err
+	})
+	return b.client.Load(), err
 }
 
 // call makes a request. If no member answers for a while it sends the request to another one as

@@ -213,7 +213,7 @@ type versionFault struct {
 var faults = []versionFault{
 	{"version-old", driver.SeverityUnsafe, "a leader that was stopped and replaced may end leases that its successor has renewed",
 		0, []string{"3.4.31", "3.5.13", "3.6.0"}},
-	{"version-stale-reads", driver.SeverityWarning, "a member that was stopped may answer reads from old data: status may be wrong, and a wait longer than needed",
+	{"version-stale-reads", driver.SeverityWarning, "a member that was stopped may answer reads from old data: status may be wrong",
 		20, []string{"3.4.42", "3.5.28", "3.6.9"}},
 }
 

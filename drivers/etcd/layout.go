@@ -67,12 +67,12 @@ func excluders(path string, mode driver.Mode) []span {
 }
 
 // entryKey returns the key of a new entry.
-func entryKey(path string, mode driver.Mode, s *session) string {
+func (s *session) entryKey(path string, mode driver.Mode) string {
 	kind := write
 	if mode == driver.Shared {
 		kind = read
 	}
-	return path + "/" + kind + strconv.FormatInt(int64(s.id), 16) + "." + strconv.Itoa(s.entry())
+	return path + "/" + kind + strconv.FormatInt(int64(s.id), 16) + "." + strconv.FormatInt(s.entries.Add(1), 10)
 }
 
 // An entry is a stored owner.

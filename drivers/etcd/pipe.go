@@ -8,34 +8,32 @@ import (
 	"time"
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
-	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
 // Bounds of the pipe. A server has 128 as its default of max-txn-ops, which counts what is nested as
-// well; if it has less, the pipe finds that out.
+// well; if it has less, transactions are halved until they fit.
 const (
 	mostBatches = 2   // under way, while transactions are small
 	fewParts    = 4   // of a small transaction
 	mostInBatch = 100 // parts
 )
 
-// A part is one call's share of a transaction: a nested transaction, or a deletion.
+// A part is one call's share of a transaction.
 type part struct {
 	conditions      []clientv3.Cmp
 	then, otherwise []clientv3.Op
 	path            string                       // of the lock to which it adds an entry; empty: it adds none
 	add             func(*tokenBase) clientv3.Op // the entry, which comes after then
-	gone            string                       // the entry that it deletes, without conditions
 	done            chan struct{}                // closed when another goroutine has sent it
 
 	// The outcome.
-	answer *etcdserverpb.TxnResponse // of the nested transaction
-	base   *tokenBase                // the base with which an entry was added
-	sent   time.Time                 // before the transaction was sent
-	rev    int64                     // the revision of the answer
-	term   uint64                    // the leader's
-	sure   bool                      // it was sent once, and answered
+	answer *etcdserverpb.TxnResponse
+	base   *tokenBase // the base with which an entry was added
+	sent   time.Time  // before the transaction was sent
+	rev    int64      // the revision of the answer
+	term   uint64     // the leader's
+	sure   bool       // it was sent once, and answered
 	err    error
 }
 
@@ -48,7 +46,6 @@ type pipe struct {
 	sending int // transactions under way
 	size    int // the parts of the last transaction, or half as many as before
 	queue   []*part
-	limit   int // the most parts of a transaction; 0: mostInBatch
 }
 
 // do sends a part, and returns when it is answered or ctx ends. After an error, sure says that
@@ -113,13 +110,9 @@ func (q *pipe) take() (batch []*part) {
 		q.sending--
 		return nil // the other transaction's goroutine goes on
 	}
-	most := mostInBatch
-	if q.limit > 0 {
-		most = q.limit
-	}
 	added := map[string]bool{}
 	q.queue = slices.DeleteFunc(q.queue, func(p *part) bool {
-		if len(batch) >= most || p.path != "" && added[p.path] {
+		if len(batch) >= mostInBatch || p.path != "" && added[p.path] {
 			return false
 		}
 		batch, added[p.path] = append(batch, p), true
@@ -129,13 +122,6 @@ func (q *pipe) take() (batch []*part) {
 		q.sending--
 	}
 	return batch
-}
-
-// shrink notes that a transaction of this many parts was too large for the server.
-func (q *pipe) shrink(parts int) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.limit = max(parts/2, 1)
 }
 
 // send makes one transaction of all parts, and stores their outcomes. It sends the transaction again
@@ -150,22 +136,19 @@ func (b *Backend) send(ctx context.Context, batch []*part) {
 		}
 		sent := time.Now()
 		done, once, err := call(ctx, b, func(ctx context.Context, c *clientv3.Client) (*clientv3.TxnResponse, error) {
-			return t.commit(ctx, c)
+			return c.Txn(ctx).If(t.conditions...).Then(t.then...).Else(t.otherwise...).Commit()
 		})
 		sure = sure && once
 		switch {
 		case err != nil && definite(err) && sure && len(batch) > 1:
-			if errors.Is(err, rpctypes.ErrTooManyOps) {
-				b.pipe.shrink(len(batch))
-			}
-			half := len(batch) / 2 // one of them may be the cause
+			half := len(batch) / 2 // they are too many, or one of them is the cause
 			b.send(ctx, batch[:half])
 			b.send(ctx, batch[half:])
 			return
 		case err != nil:
 			outcome(batch, func(p *part) { p.sure, p.err = sure && definite(err), err })
 			return
-		case done.Header == nil || !fits(t.then, t.otherwise, (*etcdserverpb.TxnResponse)(done)):
+		case done.Header == nil || !fits(t.then, t.otherwise, (*etcdserverpb.TxnResponse)(done)), !done.Succeeded && len(t.conditions) == 0:
 			outcome(batch, func(p *part) { p.sure, p.err = false, errForm })
 			return
 		}
@@ -202,19 +185,19 @@ func outcome(batch []*part, set func(*part)) {
 
 // A transaction is one request of the pipe.
 type transaction struct {
-	batch           []*part
 	conditions      []clientv3.Cmp
 	then, otherwise []clientv3.Op
+	flat            bool       // the one part is not nested
+	first           int        // the index of the parts' first request in then
 	old, next       *tokenBase // that it expects, and that it stores; nil: it adds no entry
 }
 
 // transaction makes the request for a batch. An entry is added only if the base of the tokens is as
-// expected. What is nested, and what deletes, is a write for etcd: so a member never answers from
-// its own data, which may be old. An entry that is added alone is not nested: that is faster, and
-// etcd checks no permission for what is nested (GHSA-rfx7-8w68-q57q, until March 2026).
+// expected. What is nested is a write for etcd, so a member never answers from its own data, which may
+// be old. A part that writes, and is alone, is not nested: that is faster, and etcd checks no
+// permission for what is nested (GHSA-rfx7-8w68-q57q, until March 2026).
 func (b *Backend) transaction(ctx context.Context, batch []*part) (t transaction, err error) {
-	t.batch = batch
-	if slices.ContainsFunc(batch, func(p *part) bool { return p.path != "" }) {
+	if slices.ContainsFunc(batch, func(p *part) bool { return p.add != nil }) {
 		if t.old, t.next, err = b.nextBase(ctx); err != nil {
 			return t, err
 		}
@@ -224,22 +207,24 @@ func (b *Backend) transaction(ctx context.Context, batch []*part) (t transaction
 			t.then = append(t.then, clientv3.OpPut(b.baseKey(), t.next.stored))
 		}
 	}
-	if t.flat() {
-		p := batch[0]
-		t.conditions = append(t.conditions, p.conditions...)
-		t.then = append(append(t.then, p.then...), p.add(t.next))
-		t.otherwise = append(p.otherwise[:len(p.otherwise):len(p.otherwise)], t.otherwise...)
-		return t, nil
-	}
+	t.first = len(t.then)
 	for _, p := range batch {
-		op := clientv3.OpDelete(p.gone)
-		switch {
-		case p.path != "":
-			op = clientv3.OpTxn(p.conditions, append(p.then[:len(p.then):len(p.then)], p.add(t.next)), p.otherwise)
-		case p.gone == "":
-			op = clientv3.OpTxn(p.conditions, p.then, p.otherwise)
+		then := p.then
+		if p.add != nil {
+			then = append(then[:len(then):len(then)], p.add(t.next))
 		}
-		t.then = append(t.then, op)
+		writes := slices.ContainsFunc(then, func(op clientv3.Op) bool { return op.IsPut() || op.IsDelete() })
+		switch {
+		case len(batch) == 1 && writes:
+			t.flat = true
+			t.conditions = append(t.conditions, p.conditions...)
+			t.then = append(t.then, then...)
+			t.otherwise = append(p.otherwise[:len(p.otherwise):len(p.otherwise)], t.otherwise...)
+		case writes && len(p.conditions) == 0 && len(then) == 1: // a deletion, whose answer nobody needs
+			t.then = append(t.then, then...)
+		default:
+			t.then = append(t.then, clientv3.OpTxn(p.conditions, then, p.otherwise))
+		}
 	}
 	return t, nil
 }
@@ -266,37 +251,29 @@ func fits(then, otherwise []clientv3.Op, done *etcdserverpb.TxnResponse) bool {
 	return true
 }
 
-// flat reports whether the one part is not nested.
-func (t *transaction) flat() bool { return len(t.batch) == 1 && t.batch[0].path != "" }
-
-func (t *transaction) commit(ctx context.Context, c *clientv3.Client) (*clientv3.TxnResponse, error) {
-	if len(t.batch) == 1 && t.batch[0].gone != "" {
-		done, err := c.Delete(ctx, t.batch[0].gone)
-		if err != nil {
-			return nil, err
-		}
-		return &clientv3.TxnResponse{Header: done.Header, Succeeded: true, Responses: make([]*etcdserverpb.ResponseOp, 1)}, nil
-	}
-	return c.Txn(ctx).If(t.conditions...).Then(t.then...).Else(t.otherwise...).Commit()
-}
-
 // answers returns those to the parts, or nil if the base was another one than expected.
 func (t *transaction) answers(done *clientv3.TxnResponse) (answers []*etcdserverpb.TxnResponse) {
-	switch n := len(done.Responses); {
-	case t.flat() && done.Succeeded:
-		return []*etcdserverpb.TxnResponse{{Succeeded: true, Responses: done.Responses[n-len(t.batch[0].then)-1:]}}
-	case t.flat():
+	all := done.Responses
+	switch {
+	case done.Succeeded && !t.flat:
+		for _, r := range all[t.first:] {
+			answers = append(answers, r.GetResponseTxn())
+		}
+		return answers
+	case done.Succeeded:
+		all = all[t.first:]
+	case !t.flat:
+		return nil
+	case t.old != nil:
+		last := len(all) - 1
 		stored := ""
-		if kvs := done.Responses[n-1].GetResponseRange().GetKvs(); len(kvs) > 0 {
+		if kvs := all[last].GetResponseRange().GetKvs(); len(kvs) > 0 {
 			stored = string(kvs[0].Value)
 		}
-		if stored == t.old.stored {
-			return []*etcdserverpb.TxnResponse{{Responses: done.Responses[:n-1]}}
+		if stored != t.old.stored {
+			return nil
 		}
-	case done.Succeeded:
-		for _, r := range done.Responses[n-len(t.batch):] {
-			answers = append(answers, r.GetResponseTxn()) // nil for a deletion
-		}
+		all = all[:last]
 	}
-	return answers
+	return []*etcdserverpb.TxnResponse{{Succeeded: done.Succeeded, Responses: all}}
 }

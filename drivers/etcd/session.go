@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -17,19 +18,19 @@ import (
 // whole TTL. One goroutine keeps it alive.
 type session struct {
 	b       *Backend
-	seconds int64   // its TTL
-	ready   *flight // that grants it
-	id      clientv3.LeaseID
+	seconds int64 // its TTL
+	keeping joint // the request that grants it, or keeps it alive
+	entries atomic.Int64
+	doubts  atomic.Int64 // tombstones
 
-	mu      sync.Mutex
-	start   time.Time // before the request to grant it, or to keep it alive
-	term    uint64    // the leader's, at the last keep-alive; 0: none since the grant
-	keeping *flight   // the keep-alive under way
-	entries int       // how many it has carried
-	users   int       // attempts and leases
-	idle    time.Time // since when it has no users
-	retired bool      // it carries no more entries
-	doubts  int       // tombstones
+	// Under b.mu. A session that is not in b.sessions carries no more entries.
+	users int       // attempts and leases
+	idle  time.Time // since when it has no users
+
+	mu    sync.Mutex
+	id    clientv3.LeaseID // 0: it is not granted yet
+	start time.Time        // before the request to grant it, or to keep it alive
+	term  uint64           // the leader's, at the last keep-alive; 0: none since the grant
 }
 
 const (
@@ -43,31 +44,24 @@ const (
 // seconds rounds a TTL up to whole seconds, as etcd counts it.
 func seconds(ttl time.Duration) int64 { return int64(math.Ceil(ttl.Seconds())) }
 
-// join returns a session for a lock, and makes it if there is none. The caller calls leave.
-func (b *Backend) join(ctx context.Context, ttl time.Duration) (*session, error) {
+// join returns the session for a lock. The caller calls keep, and in the end leave.
+func (b *Backend) join(ttl time.Duration) *session {
 	n := seconds(ttl)
 	b.mu.Lock()
+	defer b.mu.Unlock()
 	s := b.sessions[n]
 	if s == nil {
 		s = &session{b: b, seconds: n}
 		b.sessions[n] = s
-		s.ready = b.fly(s.run)
 	}
-	s.mu.Lock()
 	s.users++
-	s.mu.Unlock()
-	b.mu.Unlock()
-	if err := s.ready.wait(ctx); err != nil {
-		s.leave()
-		return nil, err
-	}
-	return s, nil
+	return s
 }
 
 // leave ends what join began.
 func (s *session) leave() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.b.mu.Lock()
+	defer s.b.mu.Unlock()
 	s.users--
 	s.idle = time.Now()
 }
@@ -76,24 +70,30 @@ func (s *session) leave() {
 func (s *session) retire() {
 	s.b.mu.Lock()
 	defer s.b.mu.Unlock()
+	s.remove()
+}
+
+// unused retires a session that has had no users for long.
+func (s *session) unused() bool {
+	s.b.mu.Lock()
+	defer s.b.mu.Unlock()
+	current := s.b.sessions[s.seconds] == s
+	if s.users > 0 || current && time.Since(s.idle) < longestIdle {
+		return false
+	}
+	s.remove()
+	return true
+}
+
+// remove is called under b.mu.
+func (s *session) remove() {
 	if s.b.sessions[s.seconds] == s {
 		delete(s.b.sessions, s.seconds)
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.retired = true
 }
 
-// run gets the lease, keeps it alive, and ends it when it has been without users for long. It goes on
-// if the caller's context ends, since a lease whose answer is lost lives for its whole TTL.
-func (s *session) run(ctx context.Context, ready *flight) {
-	err := s.grant(ctx)
-	if err != nil {
-		s.forget()
-	}
-	if ready.end(err); err != nil {
-		return
-	}
+// run keeps the lease alive, and ends it when it has been without users for long.
+func (s *session) run(ctx context.Context) {
 	tick := time.NewTicker(min(time.Duration(s.seconds)*time.Second/12, 5*time.Second))
 	defer tick.Stop()
 	for !s.unused() {
@@ -108,79 +108,46 @@ func (s *session) run(ctx context.Context, ready *flight) {
 	s.b.calls.Undo(time.Now().Add(time.Duration(s.seconds)*time.Second), func(call *base.Call) error { return s.revoke(call) })
 }
 
-// grant gets the lease.
-func (s *session) grant(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, s.b.opt.CallTimeout)
-	defer cancel()
-	s.start = time.Now()
-	granted, _, err := call(ctx, s.b, func(ctx context.Context, c *clientv3.Client) (*clientv3.LeaseGrantResponse, error) {
-		return c.Grant(ctx, s.seconds) // if it is sent twice, a lease that nobody uses ends by itself
-	})
-	if err == nil {
-		s.id, s.idle = granted.ID, time.Now()
-	}
-	return err
-}
-
-// unused retires a session that has had no users for long.
-func (s *session) unused() bool {
-	s.b.mu.Lock()
-	defer s.b.mu.Unlock()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.users > 0 || !s.retired && time.Since(s.idle) < longestIdle {
-		return false
-	}
-	s.remove()
-	return true
-}
-
-// forget removes a session that could not be made.
-func (s *session) forget() {
-	s.b.mu.Lock()
-	defer s.b.mu.Unlock()
-	s.remove()
-}
-
-// remove is called under b.mu.
-func (s *session) remove() {
-	if s.b.sessions[s.seconds] == s {
-		delete(s.b.sessions, s.seconds)
-	}
-}
-
-// keep extends the lease, unless that was done within this time. Callers that meet share a request.
+// keep gets the lease, or extends it, unless that was done within this time. Callers that meet share a
+// request, which goes on if their contexts end: a lease whose answer is lost lives for its whole TTL.
 func (s *session) keep(ctx context.Context, age time.Duration) error {
 	s.mu.Lock()
-	if time.Since(s.start) <= age {
-		s.mu.Unlock()
+	fresh := s.id != 0 && time.Since(s.start) <= age
+	s.mu.Unlock()
+	if fresh {
 		return nil
 	}
-	if s.keeping == nil {
-		s.keeping = s.b.fly(s.extend)
-	}
-	k := s.keeping
-	s.mu.Unlock()
-	return k.wait(ctx)
+	return s.keeping.do(ctx, &s.b.calls, s.extend)
 }
 
-func (s *session) extend(ctx context.Context, k *flight) {
+func (s *session) extend(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, s.b.opt.CallTimeout)
 	defer cancel()
 	start := time.Now()
+	if s.id == 0 {
+		granted, _, err := call(ctx, s.b, func(ctx context.Context, c *clientv3.Client) (*clientv3.LeaseGrantResponse, error) {
+			return c.Grant(ctx, s.seconds) // if it is sent twice, a lease that nobody uses ends by itself
+		})
+		if err == nil {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.id, s.start = granted.ID, start
+			s.b.calls.Go(s.run)
+		}
+		return err
+	}
 	answer, _, err := call(ctx, s.b, func(ctx context.Context, c *clientv3.Client) (*clientv3.LeaseKeepAliveResponse, error) {
 		return c.KeepAliveOnce(ctx, s.id)
 	})
 	if errors.Is(err, rpctypes.ErrLeaseNotFound) {
 		s.retire() // an entry that is still there shows that the leader was a former one
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	if err == nil {
+		s.mu.Lock()
+		defer s.mu.Unlock()
 		s.start, s.term = start, answer.RaftTerm
 	}
-	s.keeping = nil
-	k.end(err)
+	return err
 }
 
 // covers returns the time from which the lease certainly lasts for its whole TTL, by the answer to a
@@ -206,14 +173,6 @@ func (s *session) ended() bool {
 	return time.Since(s.start) > time.Duration(s.seconds)*time.Second
 }
 
-// entry returns the number of another entry.
-func (s *session) entry() int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.entries++
-	return s.entries
-}
-
 // revoke ends the lease, with all entries that are or will be attached to it.
 func (s *session) revoke(ctx context.Context) error {
 	_, _, err := call(ctx, s.b, func(ctx context.Context, c *clientv3.Client) (*clientv3.LeaseRevokeResponse, error) {
@@ -225,9 +184,9 @@ func (s *session) revoke(ctx context.Context) error {
 // endUnused ends the lease for Close, if it carries no lock, and a server answers within the call
 // timeout.
 func (s *session) endUnused(ctx context.Context) {
-	s.mu.Lock()
+	s.b.mu.Lock()
 	used := s.users > 0
-	s.mu.Unlock()
+	s.b.mu.Unlock()
 	if used || s.ended() {
 		return
 	}
@@ -257,20 +216,12 @@ func (b *Backend) deleteEntry(ctx context.Context, s *session, key string, doubt
 		grave := clientv3.OpPut(b.tombstone(key), "", clientv3.WithLease(s.id))
 		_, err := b.do(ctx, &part{then: []clientv3.Op{grave, clientv3.OpDelete(key)}})
 		if !errors.Is(err, rpctypes.ErrLeaseNotFound) {
-			if s.doubted() > mostDoubts {
+			if s.doubts.Add(1) > mostDoubts {
 				s.retire()
 			}
 			return err
 		}
 	}
-	_, err := b.do(ctx, &part{gone: key})
+	_, err := b.do(ctx, &part{then: []clientv3.Op{clientv3.OpDelete(key)}})
 	return err
-}
-
-// doubted counts a tombstone.
-func (s *session) doubted() int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.doubts++
-	return s.doubts
 }
