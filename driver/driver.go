@@ -91,6 +91,9 @@ type Info struct {
 	// MinTTL and MaxTTL bound Request.TTL; MinTTL is at least 10 ms. dlock checks
 	// them before any I/O. Both are zero where there is no TTL (see FeatureSession).
 	MinTTL, MaxTTL time.Duration
+	// TokenLag is how far the token of a grant may be behind the servers' clock, so that a token of
+	// another backend that was given earlier may be larger. Less than zero: without a bound.
+	TokenLag time.Duration
 
 	_ struct{}
 }

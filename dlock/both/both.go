@@ -12,12 +12,13 @@
 // A lease is over when either lock is; its Deadline is the earlier one, and renewals go to both.
 // TTLs are in the bounds of both; a backend without TTLs keeps its lock as long as its session.
 //
-// The token is the larger of both, and zero if either backend has none. Acquire waits for as long
-// as the tokens differ, so that the other backend's later ones are larger, if they follow its
-// servers' clock. They may not, for up to a second or two, if a counter is ahead of its clock (one
-// that was set back; etcd's on slow servers) or if a quorum's client has a slow clock: then an
-// instance that uses this backend alone may get a smaller one. If the tokens are more than 5 s
-// apart the request is refused and the error says so.
+// The token is the larger of both. Acquire waits for as long as the tokens differ, and for the
+// [driver.Info.TokenLag] of the backend with the smaller one, so that its later ones are larger. They
+// may not be, for up to a second or two, if a counter is ahead of its clock (one that was set back;
+// etcd's on slow servers) or if a quorum's client has a slow clock: then an instance that uses this
+// backend alone may get a smaller one. If the tokens are more than 5 s apart the request is refused
+// and the error says so. There are no tokens if either backend has none, or if its tokens do not
+// follow a clock, as those of PostgreSQL and NATS: then [driver.FeatureFencing] is missing.
 //
 // Operators ask each backend by its own URL: the two name one holder differently, and Break tells
 // holders by their tokens, so a common driver.Inspector would show what neither server has.
@@ -100,6 +101,9 @@ func New(old, new driver.Backend) *Backend {
 		MinTTL:   max(o.MinTTL, n.MinTTL),
 		MaxTTL:   shorter(o.MaxTTL, n.MaxTTL),
 	}
+	if o.TokenLag < 0 || n.TokenLag < 0 {
+		b.info.Features &^= driver.FeatureFencing
+	}
 	return b
 }
 
@@ -180,7 +184,11 @@ func (b *Backend) acquireNew(ctx context.Context, r *driver.Request, old driver.
 		return nil, err
 	}
 	l := &lease{b: b, old: old, new: new}
-	if l.fence, err = agreeOnToken(ctx, old.Grant().Fence, oldAt, new.Grant().Fence, time.Now()); err != nil {
+	if !b.info.Features.Has(driver.FeatureFencing) {
+		return l, nil
+	}
+	l.fence, err = agreeOnToken(ctx, token{old.Grant().Fence, oldAt, b.old.info.TokenLag}, token{new.Grant().Fence, time.Now(), b.new.info.TokenLag})
+	if err != nil {
 		_ = new.Release(context.WithoutCancel(ctx)) // otherwise it ends with its TTL
 		return nil, err
 	}
@@ -267,17 +275,24 @@ func (s side) renewUntil(ctx context.Context, end chan struct{}, l driver.Lease,
 // as the servers' clocks do, or as much as a counter is ahead of its clock.
 const tokensApart = 5 * time.Second
 
-// agreeOnToken returns the larger of two tokens, which arrived at aAt and bAt. It waits for
-// the backend of the smaller token to get past the larger one.
-func agreeOnToken(ctx context.Context, a uint64, aAt time.Time, b uint64, bAt time.Time) (uint64, error) {
-	if a == 0 || b == 0 {
-		return 0, nil
+// A token is that of one backend, which is at most lag behind its servers' clock.
+type token struct {
+	fence uint64
+	at    time.Time // when it arrived
+	lag   time.Duration
+}
+
+// agreeOnToken returns the larger of two tokens. It waits until later tokens of the backend with the
+// smaller one are larger.
+func agreeOnToken(ctx context.Context, low, high token) (uint64, error) {
+	if low.fence > high.fence {
+		low, high = high, low
 	}
-	if a > b {
-		a, aAt, b = b, bAt, a
-	}
-	gap := time.Duration(min(b-a, driver.MaxFence/1000)) * time.Microsecond
-	if gap > tokensApart {
+	gap := time.Duration(min(high.fence-low.fence, driver.MaxFence/1000)) * time.Microsecond
+	switch {
+	case gap == 0:
+		return high.fence, nil
+	case gap > tokensApart:
 		return 0, &driver.RefusedError{
 			RetryAfter: gap,
 			Reason:     fmt.Sprintf("the tokens of the old and the new backend are %v apart: check the clocks of their servers", printable.Duration(gap)),
@@ -285,11 +300,11 @@ func agreeOnToken(ctx context.Context, a uint64, aAt time.Time, b uint64, bAt ti
 	}
 	// A token is in microseconds of its server's clock. Wait for one microsecond more, and for
 	// drift.
-	t := time.NewTimer(time.Until(aAt.Add(gap + gap/100 + time.Microsecond)))
+	t := time.NewTimer(time.Until(low.at.Add(low.lag + gap + gap/100 + time.Microsecond)))
 	defer t.Stop()
 	select {
 	case <-t.C:
-		return b, nil
+		return high.fence, nil
 	case <-ctx.Done():
 		return 0, fmt.Errorf("waiting for a token that is larger on both backends: %w", ctx.Err())
 	}

@@ -50,6 +50,31 @@ func (l skewedLease) Grant() driver.Grant {
 	return g
 }
 
+// lagging is a backend whose tokens follow the clock only when they would be further behind it.
+type lagging struct {
+	driver.Backend
+	by   time.Duration // less than zero: they do not follow it
+	last uint64
+}
+
+func (g *lagging) Info() driver.Info {
+	info := g.Backend.Info()
+	info.TokenLag = g.by
+	return info
+}
+
+func (g *lagging) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
+	l, err := g.Backend.Acquire(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	now := l.Grant().Fence
+	if g.last++; g.by >= 0 && now > g.last+uint64(g.by/time.Microsecond) {
+		g.last = now
+	}
+	return skewedLease{l, time.Duration(int64(g.last)-int64(now)) * time.Microsecond}, nil
+}
+
 func client(t *testing.T, b driver.Backend) *dlock.Client {
 	t.Helper()
 	c, err := dlock.New(b, dlock.WithLogger(nil))
@@ -275,6 +300,31 @@ func TestTokensOfBothRiseHoweverTheClocksDiffer(t *testing.T) {
 		}
 		free(t, old, new)
 	})
+}
+
+// Later tokens of a backend whose tokens may lag are larger, too; and if they lag without a bound,
+// both backends have no tokens, and need not wait.
+func TestTokensOfBothRiseWhereTheyLag(t *testing.T) {
+	for _, lag := range []time.Duration{200 * time.Millisecond, -1} {
+		synctest.Test(t, func(t *testing.T) {
+			old, new := skewed{memory.New(), time.Millisecond}, &lagging{Backend: memory.New(), by: lag}
+			ab, b := client(t, both.New(old, new)), client(t, new)
+			for range 3 {
+				start := time.Now()
+				l := lock(t, ab)
+				unlock(t, l)
+				next := lock(t, b)
+				unlock(t, next)
+				switch {
+				case lag < 0 && (l.Fence() != 0 || time.Since(start) > 0):
+					t.Errorf("token %d after %v, and there is none", l.Fence(), time.Since(start))
+				case next.Fence() <= l.Fence():
+					t.Errorf("token %d after %d", next.Fence(), l.Fence())
+				}
+				time.Sleep(10 * time.Second)
+			}
+		})
+	}
 }
 
 func TestBothOfASessionAndATTL(t *testing.T) {

@@ -15,49 +15,16 @@ import (
 
 	"github.com/hashicorp/consul/api"
 
-	"github.com/redlock-go/redlock/dlock"
-	_ "github.com/redlock-go/redlock/dlock/both"
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/drivers/consul"
 	"github.com/redlock-go/redlock/drivers/internal/drivertest"
-	_ "github.com/redlock-go/redlock/drivers/memory"
 	"github.com/redlock-go/redlock/redlocktest"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = drivertest.Must
 
-// open opens a backend for a test.
-func open(t testing.TB, url string) *consul.Backend {
-	t.Helper()
-	b, err := consul.Driver{}.Open(&driver.Config{DSN: url})
-	must(t, err)
-	t.Cleanup(func() { _ = b.Close() })
-	return b.(*consul.Backend)
-}
-
-// shared is a server for the tests that need no other one; each has a path of its own.
-var shared struct {
-	once sync.Once
-	g    *server.Group
-	err  error
-}
-
-// single returns the shared server, and a URL of it.
-func single(t testing.TB) (*server.Group, string) {
-	t.Helper()
-	if !server.HasConsul() {
-		return server.Consul(t, 1), "" // skips the test
-	}
-	shared.once.Do(func() { shared.g, shared.err = server.StartConsul(context.Background(), 1, server.Config{}) })
-	must(t, shared.err)
-	return shared.g, "consul://" + shared.g.Addrs()[0] + "/" + t.Name()
-}
+const long = "takes too long for -short"
 
 // old is a transport to servers that do not know what came with 1.14.
 type old struct{}
@@ -308,39 +275,6 @@ func TestTakeover(t *testing.T) {
 	await("a killed holder, TTL 10 s", time.Minute, func() { p.Kill() })
 }
 
-// Three servers: while each is killed or paused in turn, and while all are restarted, no token falls,
-// and a lock that is held is nobody else's.
-func TestTokensRiseThroughTheLossOfLeaders(t *testing.T) {
-	server.Deep(t)
-	g := server.Consul(t, 3)
-	b := open(t, "consul://"+strings.Join(g.Addrs(), ",")+"?call_timeout=5s")
-	var last uint64
-	step := func(what string) {
-		t.Helper()
-		l := drivertest.Grant(t, b, drivertest.NewRequest("k", time.Minute))
-		if l.Grant().Fence <= last {
-			t.Errorf("%s: token %d after %d", what, l.Grant().Fence, last)
-		}
-		last = l.Grant().Fence
-		if _, err := b.Acquire(t.Context(), drivertest.NewRequest("k", time.Minute)); err == nil {
-			t.Errorf("%s: two holders", what)
-		}
-		drivertest.Release(t, l)
-	}
-	step("at first")
-	for i, s := range g.Nodes {
-		must(t, s.Kill())
-		step(fmt.Sprint("killed server ", i))
-		must(t, s.Start())
-		must(t, s.Pause())
-		step(fmt.Sprint("paused server ", i))
-		must(t, s.Resume())
-	}
-	must(t, g.Kill())
-	must(t, g.Start())
-	step("all restarted")
-}
-
 // What a server refuses for good is a refusal that says what to do; the token is the URL's or the
 // environment's, and is in no error.
 func TestServersThatRefuse(t *testing.T) {
@@ -384,33 +318,6 @@ func TestOldServers(t *testing.T) {
 	}
 	if d := drivertest.AwaitFinding(t, b, "refused"); !strings.Contains(d.Summary, "older than Consul 1.14") {
 		t.Errorf("Check finds %+v", d)
-	}
-}
-
-// A program that changes to Consul, or from it, excludes those that use Consul alone, whose tokens
-// are larger afterwards.
-func TestChangingBackends(t *testing.T) {
-	t.Parallel()
-	_, url := single(t)
-	b := open(t, url)
-	for _, urls := range []string{"memory:" + t.Name() + " " + url, url + " memory:" + t.Name()} {
-		c, err := dlock.OpenURL("both:"+urls, dlock.WithLogger(nil))
-		must(t, err)
-		l, err := c.Lock(t.Context(), "k")
-		must(t, err)
-		if _, err := drivertest.Acquire(t, b, drivertest.NewRequest("k", time.Minute)); drivertest.Verdict(err) != "held" {
-			t.Errorf("%s: Consul alone: %v", urls, err)
-		}
-		granted := drivertest.Waiter(t, b, drivertest.NewRequest("k", time.Minute))
-		drivertest.AwaitWaiters(t, b, "k", 1)
-		time.Sleep(250 * time.Millisecond) // tokens of Consul may be 200 ms behind the clock
-		must(t, l.Unlock())
-		next := <-granted
-		if next.Grant().Fence <= l.Fence() {
-			t.Errorf("%s: token %d after %d", urls, next.Grant().Fence, l.Fence())
-		}
-		drivertest.Release(t, next)
-		must(t, c.Close())
 	}
 }
 

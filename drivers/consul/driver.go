@@ -140,7 +140,7 @@ func New(client *api.Client, o *Options) (*Backend, error) {
 		about: driver.Info{
 			Name:     "consul",
 			Features: driver.FeatureFencing | driver.FeatureQueueing | driver.FeatureOrdered,
-			MinTTL:   opt.SessionTTLMin, MaxTTL: maxTTL,
+			MinTTL:   opt.SessionTTLMin, MaxTTL: maxTTL, TokenLag: lag,
 		}}
 	b.calls.Name, b.calls.Timeout = "consul", opt.CallTimeout
 	return b, nil

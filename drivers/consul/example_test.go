@@ -3,20 +3,30 @@ package consul_test
 import (
 	"context"
 	"fmt"
+	"log"
+
+	"github.com/hashicorp/consul/api"
 
 	"github.com/redlock-go/redlock/dlock"
-	_ "github.com/redlock-go/redlock/drivers/consul"
+	"github.com/redlock-go/redlock/drivers/consul"
 )
 
-func Example() {
-	lock, err := dlock.OpenURL("consul://localhost:8500/locks?ttl=30s")
+// A program that has a client of Consul makes the backend of that.
+func ExampleNew() {
+	client, err := api.NewClient(api.DefaultConfig())
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
-	defer lock.Close() //nolint:errcheck // of an example
-	err = dlock.Do(context.Background(), lock, "nightly-report", func(ctx context.Context) error {
+	backend, err := consul.New(client, &consul.Options{Path: "locks"})
+	if err != nil {
+		log.Fatal(err)
+	}
+	lock, err := dlock.New(backend)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer lock.Close()
+	fmt.Println(dlock.Do(context.Background(), lock, "nightly-report", func(context.Context) error {
 		return nil // the work
-	})
-	fmt.Println(err)
+	}))
 }

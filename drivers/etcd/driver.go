@@ -221,7 +221,7 @@ func newBackend(o *Options, members int) (*Backend, error) {
 	b := &Backend{opt: opt, now: time.Now, tries: min(max(members, 2), 3), sessions: map[int64]*session{}, info: driver.Info{
 		Name:     "etcd",
 		Features: driver.FeatureShared | driver.FeatureFencing | driver.FeatureQueueing | driver.FeatureOrdered,
-		MinTTL:   minTTL, MaxTTL: maxTTL,
+		MinTTL:   minTTL, MaxTTL: maxTTL, TokenLag: lag,
 	}}
 	b.calls.Name, b.calls.Timeout = "etcd", opt.CallTimeout
 	return b, nil

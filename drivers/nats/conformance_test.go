@@ -116,6 +116,12 @@ func TestConformance(t *testing.T) {
 
 func TestStress(t *testing.T) { system.Stress(t) }
 
+func TestTokensRiseThroughTheLossOfLeaders(t *testing.T) { system.Leaders(t) }
+
+func TestChangingBackends(t *testing.T) {
+	clustertest.Change(t, urlOf(server.NATS(t, 1).Addrs()))
+}
+
 // startWith starts a server with this configuration file.
 func startWith(t *testing.T, conf string) *server.Server {
 	t.Helper()

@@ -172,7 +172,7 @@ func newBackend(o *Options) (*Backend, error) {
 		about: driver.Info{
 			Name:     "nats",
 			Features: driver.FeatureFencing | driver.FeatureQueueing | driver.FeatureOrdered,
-			MinTTL:   minTTL, MaxTTL: maxTTL,
+			MinTTL:   minTTL, MaxTTL: maxTTL, TokenLag: -1, // they need no clock
 		}}
 	b.calls.Name, b.calls.Timeout = "nats", opt.CallTimeout
 	return b, nil

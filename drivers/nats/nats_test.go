@@ -126,39 +126,6 @@ func TestADeletedBucketLosesItsLocks(t *testing.T) {
 	}
 }
 
-// Three servers: while the leader is killed or paused in turn, and while all are restarted, no token
-// falls, and a lock that is held is nobody else's.
-func TestTokensRiseThroughTheLossOfLeaders(t *testing.T) {
-	server.Deep(t)
-	g := server.NATS(t, 3)
-	b := open(t, urlOf(g.Addrs())+"?call_timeout=5s")
-	var last uint64
-	step := func(what string) {
-		t.Helper()
-		l := drivertest.Grant(t, b, drivertest.NewRequest("k", time.Minute))
-		if l.Grant().Fence <= last {
-			t.Errorf("%s: token %d after %d", what, l.Grant().Fence, last)
-		}
-		last = l.Grant().Fence
-		if _, err := b.Acquire(t.Context(), drivertest.NewRequest("k", time.Minute)); err == nil {
-			t.Errorf("%s: two holders", what)
-		}
-		drivertest.Release(t, l)
-	}
-	step("at first")
-	for i, s := range g.Nodes {
-		must(t, s.Kill())
-		step(fmt.Sprint("killed server ", i))
-		must(t, s.Start())
-		must(t, s.Pause())
-		step(fmt.Sprint("paused server ", i))
-		must(t, s.Resume())
-	}
-	must(t, g.Kill())
-	must(t, g.Start())
-	step("all restarted")
-}
-
 func TestCheckTellsWhatIsWeak(t *testing.T) {
 	g := server.NATS(t, 1)
 	must(t, jetStream(g, func(ctx context.Context, js jetstream.JetStream) error {

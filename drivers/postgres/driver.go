@@ -101,6 +101,7 @@ func New(factory func(context.Context) (*pgx.Conn, error), o *Options) (*Backend
 	b.sql = advisory.NewQueries("")
 	if schema != "" {
 		b.info.Features |= driver.FeatureFencing
+		b.info.TokenLag = -1 // the sequence follows the clock only when sessions begin
 		b.sql = advisory.NewQueries(b.sequence())
 	}
 	if opt.RestartGuard > 0 {

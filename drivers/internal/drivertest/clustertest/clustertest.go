@@ -13,8 +13,10 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/dlock"
+	_ "github.com/redlock-go/redlock/dlock/both"
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/drivers/internal/drivertest"
+	_ "github.com/redlock-go/redlock/drivers/memory"
 	"github.com/redlock-go/redlock/redlocktest"
 	"github.com/redlock-go/redlock/redlocktest/fault"
 	"github.com/redlock-go/redlock/redlocktest/server"
@@ -136,4 +138,68 @@ func (s *System) Stress(t *testing.T) {
 		o = redlocktest.StressOptions{Duration: *long}
 	}
 	redlocktest.Stress(t, h, o)
+}
+
+// Open opens a backend for a test.
+func Open(t testing.TB, url string) driver.Backend {
+	t.Helper()
+	b, err := dlock.OpenBackend(url)
+	drivertest.Must(t, err)
+	t.Cleanup(func() { _ = b.Close() })
+	return b
+}
+
+// Leaders checks that no token falls and that nobody else gets a lock that is held, while each of three
+// servers is killed or paused in turn, and when all were restarted. (It is deep.)
+func (s *System) Leaders(t *testing.T) {
+	server.Deep(t)
+	g := s.Servers(t, 3)
+	b := Open(t, s.URL("", g.Addrs()))
+	var last uint64
+	step := func(what string, fail ...func() error) {
+		t.Helper()
+		for _, f := range fail {
+			drivertest.Must(t, f())
+		}
+		l := drivertest.Grant(t, b, drivertest.NewRequest("k", time.Minute))
+		if l.Grant().Fence <= last {
+			t.Errorf("%s: token %d after %d", what, l.Grant().Fence, last)
+		}
+		last = l.Grant().Fence
+		if _, err := b.Acquire(t.Context(), drivertest.NewRequest("k", time.Minute)); err == nil {
+			t.Errorf("%s: two holders", what)
+		}
+		drivertest.Release(t, l)
+	}
+	step("at first")
+	for i, s := range g.Nodes {
+		step(fmt.Sprint("killed server ", i), s.Kill)
+		step(fmt.Sprint("paused server ", i), s.Start, s.Pause)
+		drivertest.Must(t, s.Resume())
+	}
+	step("all restarted", g.Kill, g.Start)
+}
+
+// Change checks that a program that changes to the backend of a URL, or from it, excludes those that
+// use it alone, whose tokens are larger afterwards.
+func Change(t *testing.T, url string) {
+	b := Open(t, url)
+	for _, urls := range []string{"memory:" + t.Name() + " " + url, url + " memory:" + t.Name()} {
+		c, err := dlock.OpenURL("both:"+urls, dlock.WithLogger(nil))
+		drivertest.Must(t, err)
+		l, err := c.Lock(t.Context(), "k")
+		drivertest.Must(t, err)
+		if _, err := drivertest.Acquire(t, b, drivertest.NewRequest("k", time.Minute)); drivertest.Verdict(err) != "held" {
+			t.Errorf("%s: the backend alone: %v", urls, err)
+		}
+		granted := drivertest.Waiter(t, b, drivertest.NewRequest("k", time.Minute))
+		drivertest.AwaitWaiters(t, b.(driver.Inspector), "k", 1)
+		drivertest.Must(t, l.Unlock())
+		next := <-granted
+		if tokens := b.Info().TokenLag >= 0; tokens != (l.Fence() > 0) || next.Grant().Fence <= l.Fence() {
+			t.Errorf("%s: token %d after %d", urls, next.Grant().Fence, l.Fence())
+		}
+		drivertest.Release(t, next)
+		drivertest.Must(t, c.Close())
+	}
 }
