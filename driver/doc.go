@@ -117,9 +117,12 @@
 //     Acquire that was cancelled, or behind a server that never answers. The requests
 //     that are under way to one server are bounded.
 //  8. Tokens are comparable across backends: at least the time in microseconds when
-//     the key's counter began, at most [MaxFence], and strictly rising per key; only two
-//     shared leases whose calls of Acquire overlapped may have the same. So a store that
-//     refuses old tokens accepts those of another backend after a change of configuration.
+//     the key's counter began, at most [MaxFence], and strictly rising per key: an exclusive
+//     lease's token is larger than that of every lease before it, and a shared lease's larger
+//     than that of every exclusive lease before it and of every shared lease that was granted
+//     before its call of Acquire. Two shared leases whose calls overlapped may have the same
+//     token. So a store that refuses old tokens accepts those of another backend after a change
+//     of configuration.
 //  9. No secret is in any error, log line, event, vote or list of processes.
 //  10. Stored data has a layout version. Two releases that run side by side, while one
 //     replaces the other, exclude each other.

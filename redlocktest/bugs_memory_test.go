@@ -532,6 +532,53 @@ var memoryBugs = []bug{
 		}
 		return l.Lease.Release(ctx)
 	})},
+	{name: "the key ends with the first reader", stress: true, want: "expiry/reader", rule: "driver.Shared", says: "beside a shared one", plant: afterAcquire(func(ctx context.Context, b *broken, req *driver.Request, l driver.Lease, err error) (driver.Lease, error) {
+		if key := req.Key; err == nil && req.Mode == driver.Shared {
+			time.AfterFunc(req.TTL, func() {
+				if s, err := b.Lookup(context.Background(), key); err == nil && s.Mode == driver.Shared {
+					b.Expire(key)
+				}
+			})
+		}
+		return l, err
+	})},
+	{name: "readers are counted, and one that is left to its TTL outlives it", want: "expiry/reader", rule: "rule 3 | driver.Lease.Renew", plant: func(b *broken) {
+		var counted sync.Map
+		b.answers(func(ctx context.Context, req *driver.Request, l driver.Lease, err error) (driver.Lease, error) {
+			if err == nil && req.Mode == driver.Shared {
+				more := *req
+				more.Owner, more.TTL = req.Owner+"/counted", memory.MaxTTL
+				if count, err := b.Backend.Acquire(context.WithoutCancel(ctx), &more); err == nil {
+					counted.Store(req.Owner, count)
+				}
+			}
+			return l, err
+		})
+		b.release = func(ctx context.Context, l *brokenLease) error {
+			if count, ok := counted.LoadAndDelete(l.sent.Owner); ok {
+				_ = count.(driver.Lease).Release(ctx)
+			}
+			return l.Lease.Release(ctx)
+		}
+	}},
+	{name: "a reader that releases beside others keeps the key until its TTL", want: "expiry/readers-shorten", rule: "rule 3 | driver.Lease.Renew", plant: onRelease(func(ctx context.Context, b *broken, l *brokenLease) error {
+		if s, _ := b.Lookup(ctx, l.sent.Key); s != nil && len(s.Holders) > 1 {
+			return nil
+		}
+		return l.Lease.Release(ctx)
+	})},
+	{name: "a reader's token is not above the writer's before it", stress: true, want: "shared/many", rule: "rule 8", plant: onGrant(func(_ *broken, l *brokenLease, g driver.Grant) driver.Grant {
+		if l.sent.Mode == driver.Shared {
+			g.Fence -= 5
+		}
+		return g
+	})},
+	{name: "a writer's token is not above the readers' before it", stress: true, want: "shared/many", rule: "rule 8", plant: onGrant(func(_ *broken, l *brokenLease, g driver.Grant) driver.Grant {
+		if l.sent.Mode == driver.Exclusive {
+			g.Fence -= 5
+		}
+		return g
+	})},
 	{name: "join above the counter", want: "node/join", rule: "driver.Request.ExactFence", plant: afterAcquire(func(ctx context.Context, b *broken, req *driver.Request, l driver.Lease, err error) (driver.Lease, error) {
 		if req.ExactFence != 0 && errors.Is(err, driver.ErrRefused) {
 			plain := *req

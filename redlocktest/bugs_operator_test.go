@@ -138,11 +138,20 @@ var operatorBugs = []bug{
 			}
 		}
 	})},
-	{name: "Lookup sees no readers", want: "operator/lookup", rule: "driver.Inspector", over: inView(func(v *viewed) {
+	{name: "Lookup misses one of the readers", want: "operator/lookup", rule: "driver.Inspector", over: inView(func(v *viewed) {
 		v.state = func(s *driver.State) {
 			if s.Mode == driver.Shared {
-				s.Holders = nil
+				s.Holders = s.Holders[1:]
 			}
+		}
+	})},
+	{name: "Break takes the key from all readers", stress: true, want: "operator/break-reader", rule: "driver.Shared", over: inView(func(v *viewed) {
+		v.breaks = func(ctx context.Context, key string, fence uint64) error {
+			err := v.broken.Break(ctx, key, driver.Holder{Fence: fence})
+			if s, _ := v.broken.Lookup(ctx, key); err == nil && s.Mode == driver.Shared {
+				v.Expire(key)
+			}
+			return err
 		}
 	})},
 	{name: "List takes a longer prefix for no prefix", want: "operator/list", rule: "driver.Inspector", over: inView(func(v *viewed) {

@@ -26,10 +26,10 @@ func seizes(b *broken, woken *atomic.Int64, req *driver.Request, err error) bool
 // unqueuing is a backend that does not queue: its waiters watch.
 type unqueuing struct{ *broken }
 
-// Info leaves out that the backend queues.
+// Info leaves out that the backend queues and orders.
 func (u unqueuing) Info() driver.Info {
 	i := u.broken.Info()
-	i.Features &^= driver.FeatureQueueing
+	i.Features &^= driver.FeatureQueueing | driver.FeatureOrdered
 	return i
 }
 
@@ -117,6 +117,46 @@ var waitingBugs = []bug{
 	{name: "readers of several processes starve a writer", stress: true, want: "shared/writer-starved-clients", rule: "driver.FeatureQueueing", over: func(plant func(*broken)) Harness {
 		all := &readers{}
 		return overMemory(func(b *broken) { all.join(b) })
+	}},
+	{name: "writers starve a reader", want: "shared/reader-starved", rule: "driver.FeatureQueueing", plant: onAcquire(func(ctx context.Context, b *broken, req *driver.Request) (driver.Lease, error) {
+		if req.Mode != driver.Shared {
+			return b.Backend.Acquire(ctx, req)
+		}
+		return b.waits(ctx, req, func() (<-chan struct{}, error) { // beside a queue, which is never empty
+			again := make(chan struct{})
+			time.AfterFunc(time.Millisecond, func() { close(again) })
+			return again, nil
+		})
+	})},
+	{name: "readers are woken one by one", want: "shared/waiters", rule: "driver.Request.Wait", over: func(func(*broken)) Harness {
+		var turns sync.Map // by key
+		turn := func(key string) chan struct{} {
+			t, _ := turns.LoadOrStore(key, make(chan struct{}, 1))
+			return t.(chan struct{})
+		}
+		return overMemory(func(b *broken) {
+			b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
+				if !req.Wait || req.Mode != driver.Shared {
+					return b.Backend.Acquire(ctx, req)
+				}
+				select {
+				case turn(req.Key) <- struct{}{}:
+				case <-ctx.Done():
+					return nil, ctx.Err()
+				}
+				l, err := b.Backend.Acquire(ctx, req)
+				if err != nil {
+					<-turn(req.Key)
+				}
+				return l, err
+			}
+			b.release = func(ctx context.Context, l *brokenLease) error {
+				if l.sent.Wait && l.sent.Mode == driver.Shared && !l.over.Swap(true) {
+					defer func() { <-turn(l.sent.Key) }()
+				}
+				return l.Lease.Release(ctx)
+			}
+		})
 	}},
 	{name: "Watch returns before it has subscribed", want: "watch/wakes", rule: "driver.Watcher", plant: onWatch(func(ctx context.Context, b *broken, key string) (<-chan struct{}, error) {
 		out := make(chan struct{}, 1)

@@ -22,6 +22,8 @@ var expiryCases = []testCase{
 	{name: "waiter", ttl: true, do: expiryWakes},
 	{name: "keep", ttl: true, features: driver.FeatureKeep, do: keepsBeyondTheLease},
 	{name: "watch", ttl: true, needs: []condition{watches}, do: watchExpiry},
+	{name: "reader", ttl: true, features: driver.FeatureShared, do: readerExpires},
+	{name: "readers-shorten", ttl: true, features: driver.FeatureShared, do: readersShorten},
 	{name: "counter", features: driver.FeatureFencing | driver.FeatureQuorumNode, ttl: true, do: fenceOutlivesExpiry},
 	{name: "instance", features: driver.FeatureQuorumNode, ttl: true, do: nodeInstanceExpired},
 	{name: "quorum", features: driver.FeatureQuorumNode, ttl: true, do: nodeQuorum},

@@ -58,9 +58,8 @@ type input struct {
 	// waits says that the call may wait while others have the lock.
 	waits bool
 	// cut is a loss by the end of a session, which the client may notice before the server.
-	cut bool
-	// shared says that the call asks for the shared mode, which the model does not have.
-	shared bool
+	cut    bool
+	shared bool // the attempt asks for the shared mode
 }
 
 // output is the answer to a call.
@@ -76,18 +75,40 @@ type output struct {
 	open int64
 }
 
-// lockState is the lock as the model sees it: who has it, and the largest token that
-// is known to have been given.
+// lockState is the lock as the model sees it: who has it, and the largest tokens that are
+// known to have been given, to anybody and to a writer.
 type lockState struct {
-	who   int // 0: nobody
-	fence uint64
-	// ghost says that the owner's session was cut and the server has not noticed: nobody has
-	// the lock, and nobody gets it.
+	holders       []modelHolder // a writer, or readers in the order of their attempts
+	fence, writer uint64
+}
+
+type modelHolder struct {
+	who    int
+	shared bool
+	// ghost says that the owner's session was cut and the server has not noticed: the owner does
+	// not have the lock, and keeps others out.
 	ghost bool
 }
 
-// lockModel is a lock with fencing tokens. A call with an unknown outcome may take effect at
-// any time after it began.
+// with returns the state after a grant to in.
+func (s lockState) with(in input, fence uint64) lockState {
+	i, _ := slices.BinarySearchFunc(s.holders, in.who, func(h modelHolder, who int) int { return h.who - who })
+	s.holders = slices.Insert(slices.Clone(s.holders), i, modelHolder{who: in.who, shared: in.shared})
+	s.fence = max(s.fence, fence)
+	if !in.shared {
+		s.writer = s.fence
+	}
+	return s
+}
+
+// without returns the state without the i-th holder.
+func (s lockState) without(i int) lockState {
+	s.holders = slices.Delete(slices.Clone(s.holders), i, i+1)
+	return s
+}
+
+// lockModel is a lock with fencing tokens, for one writer or any number of readers. A call with
+// an unknown outcome may take effect at any time after it began.
 func lockModel(fencing bool) porcupine.Model {
 	m := porcupine.NondeterministicModel{
 		Init: func() []interface{} { return []interface{}{lockState{}} },
@@ -98,29 +119,37 @@ func lockModel(fencing bool) porcupine.Model {
 			}
 			return next
 		},
-		Equal: func(a, b interface{}) bool { return a.(lockState) == b.(lockState) },
+		Equal: func(a, b interface{}) bool {
+			x, y := a.(lockState), b.(lockState)
+			return x.fence == y.fence && x.writer == y.writer && slices.Equal(x.holders, y.holders)
+		},
 	}
 	return m.ToModel()
 }
 
 // step returns the states in which the lock may be after one call.
 func step(s lockState, in input, out output, fencing bool) []lockState {
-	freed := lockState{fence: s.fence}
-	his := s.who == in.who // the server has it for this attempt
-	mine := his && !s.ghost
+	at := slices.IndexFunc(s.holders, func(h modelHolder) bool { return h.who == in.who })
+	his := at >= 0 // the server has it for this attempt
+	mine := his && !s.holders[at].ghost
+	free := len(s.holders) == 0 || in.shared && s.holders[0].shared
+	least := s.fence // every grant to a writer has a larger token, and one to a reader than all writers before
+	if in.shared {
+		least = s.writer
+	}
 	switch {
 	case in.kind == acquireOp && out.verdict == granted:
-		if s.who != 0 || fencing && out.fence <= s.fence {
+		if !free || fencing && out.fence <= least {
 			return nil
 		}
-		return []lockState{{who: in.who, fence: out.fence}}
-	case in.kind == acquireOp && out.verdict == held:
-		return only(s, s.who != 0 || in.rivals || out.reserved)
+		return []lockState{s.with(in, out.fence)}
+	case in.kind == acquireOp && out.verdict == held: // a reader beside readers: a writer waits
+		return only(s, len(s.holders) > 0 || in.rivals || out.reserved)
 	case in.kind == acquireOp: // unknown
-		if s.who != 0 {
+		if !free {
 			return []lockState{s}
 		}
-		return []lockState{s, {who: in.who, fence: s.fence}}
+		return []lockState{s, s.with(in, 0)}
 	case in.kind == renewOp && out.verdict == granted:
 		return only(s, mine)
 	case in.kind == renewOp: // lost
@@ -132,17 +161,18 @@ func step(s lockState, in input, out output, fencing bool) []lockState {
 	case in.kind == breakOp && out.verdict == granted && !his:
 		return nil
 	case (in.kind == releaseOp || in.kind == breakOp) && out.verdict == granted:
-		return []lockState{freed}
+		return []lockState{s.without(at)}
 	case in.kind == lookOp:
 		return []lockState{s}
 	case in.kind == loseOp && mine && in.cut:
 		ghost := s
-		ghost.ghost = true
-		return []lockState{s, ghost, freed}
-	case in.kind == loseOp && !mine, in.kind == reapOp && !(his && s.ghost):
+		ghost.holders = slices.Clone(s.holders)
+		ghost.holders[at].ghost = true
+		return []lockState{s, ghost, s.without(at)}
+	case in.kind == loseOp && !mine, in.kind == reapOp && !(his && !mine):
 		return []lockState{s}
 	case his: // an unknown release, an undo, an end
-		return []lockState{s, freed}
+		return []lockState{s, s.without(at)}
 	}
 	return []lockState{s}
 }

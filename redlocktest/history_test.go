@@ -36,6 +36,14 @@ func cut(k kind, who int, call, ret int64) porcupine.Operation {
 	return o
 }
 
+// reader returns the operation in the shared mode.
+func reader(o porcupine.Operation) porcupine.Operation {
+	in := o.Input.(input)
+	in.shared = true
+	o.Input = in
+	return o
+}
+
 // TestAQuorumsRefusalMayNameAnOwnerUntilItsRelease: a single server's refusal proves that
 // somebody has the lock. A quorum's may name an owner that is being released, or is lost and
 // not yet released, because late requests reach nodes; but no owner whose release was confirmed.
@@ -94,6 +102,24 @@ func TestTheModelTellsHistoriesApart(t *testing.T) {
 		"a session that is cut, and its lock granted before it is free": {false, []porcupine.Operation{
 			op(acquireOp, 1, granted, 5, 0, 10), cut(loseOp, 1, 11, 60), cut(reapOp, 1, 41, 60),
 			op(renewOp, 1, lost, 0, 12, 20), op(acquireOp, 2, held, 0, 21, 22), op(acquireOp, 2, granted, 6, 31, 40),
+		}},
+		"readers together, with one token, then a writer": {true, []porcupine.Operation{
+			reader(op(acquireOp, 1, granted, 5, 0, 10)), reader(op(acquireOp, 2, granted, 5, 5, 11)), op(acquireOp, 3, held, 0, 12, 13),
+			reader(op(releaseOp, 1, granted, 0, 14, 15)), op(acquireOp, 3, held, 0, 16, 17), reader(op(releaseOp, 2, granted, 0, 18, 19)),
+			op(acquireOp, 3, granted, 6, 20, 21),
+		}},
+		"a writer beside a reader": {false, []porcupine.Operation{
+			reader(op(acquireOp, 1, granted, 5, 0, 10)), reader(op(acquireOp, 2, granted, 6, 5, 11)),
+			reader(op(releaseOp, 1, granted, 0, 14, 15)), op(acquireOp, 3, granted, 7, 16, 17), reader(op(renewOp, 2, granted, 0, 18, 19)),
+		}},
+		"a writer whose token is not above a reader's": {false, []porcupine.Operation{
+			reader(op(acquireOp, 1, granted, 5, 0, 10)), reader(op(releaseOp, 1, granted, 0, 11, 12)), op(acquireOp, 3, granted, 5, 13, 14),
+		}},
+		"a reader whose token is not above a writer's": {false, []porcupine.Operation{
+			op(acquireOp, 1, granted, 5, 0, 10), op(releaseOp, 1, granted, 0, 11, 12), reader(op(acquireOp, 3, granted, 5, 13, 14)),
+		}},
+		"a reader that is refused though nobody has the lock": {false, []porcupine.Operation{
+			reader(op(acquireOp, 1, granted, 5, 0, 10)), reader(op(releaseOp, 1, granted, 0, 11, 12)), reader(op(acquireOp, 3, held, 0, 13, 14)),
 		}},
 		"a release that says lost while the server keeps the lock": {false, []porcupine.Operation{
 			op(acquireOp, 1, granted, 5, 0, 10), cut(loseOp, 1, 11, 20), cut(reapOp, 1, 11, 20),

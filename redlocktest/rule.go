@@ -20,7 +20,7 @@ const (
 	noReentrancy rule = "rule 6: no reentrancy. The same process asking twice is two owners"
 	noLeaks      rule = "rule 7: no goroutine, connection or key remains after Close, after a cancelled Acquire, or behind a server that never answers"
 	tokens       rule = "rule 8: tokens are comparable across backends: at least the Unix time in microseconds of the counter's creation, below 2^53, " +
-		"strictly increasing per key"
+		"strictly increasing per key, from every lease to a later writer's and from a writer's to every later lease"
 	noPassword rule = "rule 9: no password in any error"
 	layout     rule = "rule 10: what is stored has a layout version, and two releases running at the same time exclude each other"
 
@@ -46,7 +46,7 @@ const (
 	sessions rule = "driver.FeatureSession: the lock lives with a connection or a process and ends with it"
 	waiting  rule = "driver.Request.Wait: permits Acquire to block until the lock is granted or ctx ends; the error wraps ctx.Err(), and a *HeldError " +
 		"if waiting was for a holder that was seen"
-	queueing   rule = "driver.FeatureQueueing: Wait blocks natively, first come, first served"
+	queueing   rule = "driver.FeatureQueueing: Wait blocks natively, first come, first served; driver.FeatureOrdered: so are the waiters of all clients, of both modes"
 	watching   rule = "driver.Watcher: the channel, of capacity one and never closed, gets a value whenever key may have become free after Watch returned"
 	inspecting rule = "driver.Inspector: Lookup returns who holds a key, List every held key that begins with prefix until yield returns false, " +
 		"Check the gravest finding first, and all fail while no server can answer"

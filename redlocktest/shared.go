@@ -3,6 +3,7 @@ package redlocktest
 import (
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
@@ -15,8 +16,9 @@ var sharedCases = []testCase{
 	{name: "stale", features: driver.FeatureShared, do: sharedStale},
 	{name: "waiters", features: driver.FeatureShared, do: sharedWaiters},
 	{name: "writer-waits", features: driver.FeatureShared, do: writerWaits},
-	{name: "writer-starved", features: driver.FeatureShared | driver.FeatureQueueing, do: func(r *run) { r.starve(r.clients(1)) }},
-	{name: "writer-starved-clients", features: driver.FeatureShared | driver.FeatureQueueing, do: func(r *run) { r.starve(r.clients(5)) }},
+	{name: "writer-starved", features: driver.FeatureShared | driver.FeatureQueueing, do: func(r *run) { r.starve(r.clients(1), driver.Exclusive) }},
+	{name: "writer-starved-clients", features: driver.FeatureShared | driver.FeatureOrdered, do: func(r *run) { r.starve(r.clients(5), driver.Exclusive) }},
+	{name: "reader-starved", features: driver.FeatureShared | driver.FeatureOrdered, do: func(r *run) { r.starve(r.clients(5), driver.Shared) }},
 }
 
 func (r *run) share(b driver.Backend, key string) *lease {
@@ -24,7 +26,7 @@ func (r *run) share(b driver.Backend, key string) *lease {
 }
 
 // sharedMany checks that many owners can share a lock, and that an exclusive request is refused
-// until the last of them has released it.
+// until the last of them has released it. Each token is above those before it, of readers and writers.
 func sharedMany(r *run) {
 	clients, key := r.clients(3), r.key()
 	rises := r.rising()
@@ -42,6 +44,59 @@ func sharedMany(r *run) {
 	l := r.grant(clients[0], driver.Request{Key: key})
 	rises(l)
 	r.release(l)
+	l = r.share(clients[1], key)
+	rises(l)
+	r.release(l)
+}
+
+// readerExpires checks that a reader that is left to its TTL ends by itself, whether it came before
+// or after a reader that stays, and that the other stays.
+func readerExpires(r *run) {
+	a, b := r.pair()
+	r.together(2, func(i int) {
+		key := r.key()
+		var stays, old *lease
+		for j := range 2 {
+			if i == j {
+				old = r.grant(a, driver.Request{Key: key, Mode: driver.Shared, TTL: r.short()})
+			} else {
+				stays = r.share(b, key)
+			}
+		}
+		if old.Grant().Expires.IsZero() {
+			r.pass("a grant of %s has no end to wait for", r.info.Name)
+		}
+		t := old.last()
+		for end := t.received.Add(r.kept(t) + t.ttl/2); time.Now().Before(end) && r.pause(t.ttl/8); {
+			r.keepsOut(a, key, stays)
+		}
+		r.renew(stays, driver.Renewal{})
+		r.release(stays)
+		next, _ := r.eventuallyRule(expires, a, driver.Request{Key: key}, old)
+		r.lost(old)
+		r.holds(b, key, next)
+		r.release(next)
+	})
+}
+
+// readersShorten checks that a reader with a long TTL that releases keeps nobody out any more: the
+// key becomes free when the reader that is left ends.
+func readersShorten(r *run) {
+	a, b := r.pair()
+	r.together(2, func(i int) {
+		key := r.key()
+		var long, old *lease
+		for j := range 2 {
+			if i == j {
+				old = r.grant(a, driver.Request{Key: key, Mode: driver.Shared, TTL: r.short()})
+			} else {
+				long = r.share(b, key)
+			}
+		}
+		r.release(long)
+		r.release(r.succeed(b, key, old, false))
+		r.lost(old)
+	})
 }
 
 // keepsOut is refuse, with the rule on sharing.
@@ -138,58 +193,53 @@ func writerWaits(r *run) {
 	}
 }
 
-// joinAll waits for the goroutines that async started, at most a quarter of the case's time.
+// joinAll waits for the goroutines that async started.
 func (r *run) joinAll(all []<-chan struct{}, what string) {
-	end := time.After(r.limit / 4)
 	for _, done := range all {
-		select {
-		case <-done:
-		case <-end:
-			r.fatal(waiting, "%s", what)
-		}
+		r.await(done, waiting, what)
 	}
 	if r.over() {
 		r.join(all[0])
 	}
 }
 
-// starve lets readers share a key without a gap while an exclusive owner waits, and checks that
-// later readers wait behind it.
-func (r *run) starve(clients []driver.Backend) {
-	const readers = 4
+// starve lets owners of one mode have a key without a gap while one of the other mode waits, and
+// checks that later ones wait behind it.
+func (r *run) starve(clients []driver.Backend, waits driver.Mode) {
+	const many, starved = 4, 200 // in order, the waiter is overtaken by no more than began to wait before it
 	key := r.key()
-	first := r.share(clients[0], key)
-	stop := make(chan struct{})
+	first := r.grant(clients[0], driver.Request{Key: key, Mode: driver.Exclusive + driver.Shared - waits})
+	stop, enough := make(chan struct{}), make(chan struct{})
+	var overtook atomic.Int64
 	var all []<-chan struct{}
-	for i := range readers {
+	for i := range many {
 		all = append(all, r.async(func() {
 			for !over(stop) && !r.over() {
-				l, err := r.try(clients[i%len(clients)], driver.Request{Key: key, Mode: driver.Shared, Wait: true})
-				if r.saw(err) != granted {
-					r.pause(poll)
-					continue
+				l := r.asDlock(clients[i%len(clients)], driver.Request{Key: key, Mode: driver.Exclusive + driver.Shared - waits})
+				if overtook.Add(1) == starved {
+					close(enough)
 				}
-				r.pause(3*time.Millisecond + rand.N(4*time.Millisecond)) // longer than the readers' pauses
+				r.pause(3*time.Millisecond + rand.N(4*time.Millisecond)) // longer than the pauses between two
 				r.release(l)
 			}
 		}))
 	}
-	writer := r.async(func() {
-		r.release(r.asDlock(clients[len(clients)-1], driver.Request{Key: key}))
+	waiter := r.async(func() {
+		r.release(r.asDlock(clients[len(clients)-1], driver.Request{Key: key, Mode: waits}))
 	})
 	r.pause(20 * time.Millisecond)
 	r.release(first)
 	select {
-	case <-writer:
+	case <-waiter:
 		close(stop)
-	case <-time.After(r.limit / 4):
+	case <-enough:
 		close(stop)
-		r.fatal(queueing, "readers who come later overtake the exclusive owner who waits, for %v and without end", r.limit/4)
+		r.fatal(queueing, "%d grants of the other mode overtook a waiter that asks for the %v mode", starved, waits)
 	}
 	for _, done := range all {
 		<-done
 	}
 	if r.over() {
-		r.join(writer)
+		r.join(waiter)
 	}
 }

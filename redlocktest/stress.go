@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"os"
 	"runtime"
@@ -54,6 +55,8 @@ type StressReport struct {
 	Calls      map[string]int64 `json:"calls"` // operations by what was called
 	Keys       int64            `json:"keys"`
 	Grants     int64            `json:"grants"`
+	Shared     int64            `json:"shared"`   // grants in the shared mode
+	Together   int64            `json:"together"` // of these, those beside another valid lease
 	Refusals   int64            `json:"refusals"` // as held
 	Unknown    int64            `json:"unknown"`  // calls without an answer
 	Losses     int64            `json:"losses"`   // leases that had ended when they were released or renewed
@@ -81,9 +84,13 @@ type FaultCount struct {
 //   - No two leases overlap, from the grant to the call of Release or to the lease's end.
 //   - Tokens rise: a grant that was requested after another grant's answer has the larger token.
 //   - For each key some order of all calls explains every answer (linearizability, by
-//     porcupine), except keys with shared leases. A session may have ended by a fault, or in a
-//     process, which tells it by Grant.Lost, for any reason.
+//     porcupine): no reader beside a writer, a writer's token above all before it, a reader's
+//     above all writers' before it. A session may have ended by a fault, or in a process, which
+//     tells it by Grant.Lost, for any reason.
 //   - A Lookup of a key that is held for the whole time of the call sees its holder.
+//
+// If the backend has the shared mode, every second key has readers: a share of the attempts that
+// is drawn for the key.
 //
 // A record that the checker cannot decide is a failure. So is one that proves nothing: too
 // little contention, or faults without an effect. No call fails because it took long. A
@@ -116,8 +123,8 @@ func (r *StressReport) String() string {
 	for _, f := range r.Faults {
 		faults = append(faults, fmt.Sprintf("%d × %s of which %d had an effect", f.Injected, f.Name, f.Effective))
 	}
-	text := fmt.Sprintf("%d operations in %.1f s on %d keys (%s): %d granted, %d refused, %d without an answer, %d leases lost, %d left to their TTL; at most %d steps for a key; seed %d",
-		r.Operations, r.Took.Seconds(), r.Keys, strings.Join(calls, ", "), r.Grants, r.Refusals, r.Unknown, r.Losses, r.Expired, r.Hardest, r.Seed)
+	text := fmt.Sprintf("%d operations in %.1f s on %d keys (%s): %d granted (%d shared, %d of them beside others), %d refused, %d without an answer, %d leases lost, %d left to their TTL; at most %d steps for a key; seed %d",
+		r.Operations, r.Took.Seconds(), r.Keys, strings.Join(calls, ", "), r.Grants, r.Shared, r.Together, r.Refusals, r.Unknown, r.Losses, r.Expired, r.Hardest, r.Seed)
 	if len(faults) > 0 {
 		text += "; faults: " + strings.Join(faults, ", ")
 	}
@@ -211,6 +218,7 @@ type stress struct {
 	quorum  atomic.Bool
 
 	hardest                                                          atomic.Int64 // steps of the longest search
+	shared, together                                                 atomic.Int64
 	ops, keys, grants, refusals, unknowns, losses, expired, attempts atomic.Int64
 	calls                                                            [kinds]atomic.Int64
 
@@ -251,8 +259,9 @@ func (s *stress) do(r *run) {
 	s.connect()
 	s.hold.Store(int64(max(50*time.Microsecond, min(s.howLong(s.clients[0].b), s.longestHold()))))
 	s.start = time.Now()
+	first := rand.New(rand.NewPCG(s.o.Seed, math.MaxUint64))
 	for range s.o.Keys {
-		s.live = append(s.live, s.newKey())
+		s.live = append(s.live, s.newKey(first))
 	}
 	over := make(chan struct{})
 	var beside sync.WaitGroup
@@ -387,7 +396,7 @@ func (s *stress) report() *StressReport {
 		took = time.Since(s.start)
 	}
 	r := &StressReport{Seed: s.o.Seed, Took: took, Operations: s.ops.Load(), Calls: map[string]int64{}, Keys: s.keys.Load(),
-		Grants: s.grants.Load(), Refusals: s.refusals.Load(), Unknown: s.unknowns.Load(), Losses: s.losses.Load(), Expired: s.expired.Load(), Hardest: s.hardest.Load(), Faults: s.faultCounts()}
+		Grants: s.grants.Load(), Shared: s.shared.Load(), Together: s.together.Load(), Refusals: s.refusals.Load(), Unknown: s.unknowns.Load(), Losses: s.losses.Load(), Expired: s.expired.Load(), Hardest: s.hardest.Load(), Faults: s.faultCounts()}
 	for i := range s.calls {
 		if n := s.calls[i].Load(); n > 0 {
 			r.Calls[kind(i).String()] = n

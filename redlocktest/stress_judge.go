@@ -58,7 +58,9 @@ type stressFinding struct {
 func (s *stress) fault(ops []porcupine.Operation) *stressFinding {
 	end := s.now()
 	all := s.tenures(ops, end)
-	if f := overlap(ops, all); f != nil {
+	f, together := overlap(ops, all)
+	s.together.Add(together)
+	if f != nil {
 		return f
 	}
 	if s.info.Features.Has(driver.FeatureFencing) {
@@ -69,14 +71,11 @@ func (s *stress) fault(ops []porcupine.Operation) *stressFinding {
 	if f := unseen(ops, all); f != nil {
 		return f
 	}
-	if slices.ContainsFunc(ops, func(o porcupine.Operation) bool { return o.Input.(input).shared }) {
-		return nil // the model has no shared mode
-	}
 	if !slices.ContainsFunc(all, func(t tenure) bool { return t.cut > 0 }) {
 		return s.unexplained(ops, all, end, s.h.maxSteps())
 	}
 	// The time of a loss is unknown: there may be too many orders for a search.
-	f := s.unexplained(ops, all, end, s.h.maxSteps()/20)
+	f = s.unexplained(ops, all, end, s.h.maxSteps()/20)
 	if f != nil && f.broken == nothingShown {
 		return nil
 	}
@@ -147,8 +146,9 @@ func expiry(out output) int64 {
 	return out.expires
 }
 
-// overlap searches the tenures, in the order of their beginnings, for two owners at once.
-func overlap(ops []porcupine.Operation, all []tenure) *stressFinding {
+// overlap searches the tenures, in the order of their beginnings, for two owners at once, and
+// counts those that began beside another: of readers.
+func overlap(ops []porcupine.Operation, all []tenure) (f *stressFinding, together int64) {
 	type part struct {
 		from, to int64
 		of       *tenure
@@ -163,6 +163,9 @@ func overlap(ops []porcupine.Operation, all []tenure) *stressFinding {
 	var active []part
 	for _, p := range parts {
 		active = slices.DeleteFunc(active, func(a part) bool { return a.to <= p.from })
+		if slices.ContainsFunc(active, func(a part) bool { return a.of != p.of }) && p.from == p.of.ret {
+			together++
+		}
 		for _, a := range active {
 			if a.of == p.of || a.of.in.shared && p.of.in.shared {
 				continue
@@ -173,11 +176,11 @@ func overlap(ops []porcupine.Operation, all []tenure) *stressFinding {
 			}
 			return &stressFinding{exclusion, fmt.Sprintf("two owners at once for %v: client %d has the lock with token %d %s, and client %d gets it with token %d at %s",
 				time.Duration(min(a.to, p.to, p.from+int64(time.Hour))-p.from), a.of.client, a.of.fence, how, p.of.client, p.of.fence, stamp(p.from)),
-				attempts(ops, a.of.who, p.of.who)}
+				attempts(ops, a.of.who, p.of.who)}, together
 		}
 		active = append(active, p)
 	}
-	return nil
+	return nil, together
 }
 
 // falling finds a grant that was requested after another grant's answer and has no larger token, and

@@ -27,8 +27,8 @@ const (
 
 // stressKey is a key that is in use, and the record of its calls.
 type stressKey struct {
-	name   string
-	shared bool // some ask for the shared mode
+	name    string
+	readers int // of a thousand attempts, those that ask for the shared mode
 
 	mu      sync.Mutex
 	inside  int  // workers
@@ -38,9 +38,13 @@ type stressKey struct {
 	ops     []porcupine.Operation
 }
 
-func (s *stress) newKey() *stressKey {
-	n := s.keys.Add(1)
-	return &stressKey{name: "redlocktest/stress/" + rand.Text(), shared: n%4 == 0 && s.info.Features.Has(driver.FeatureShared)}
+// newKey returns a fresh key. Every second one has readers, a share of the attempts that is drawn.
+func (s *stress) newKey(rng *mathrand.Rand) *stressKey {
+	k := &stressKey{name: "redlocktest/stress/" + rand.Text()}
+	if s.keys.Add(1)%2 == 0 && s.info.Features.Has(driver.FeatureShared) {
+		k.readers = 100 + rng.IntN(850)
+	}
+	return k
 }
 
 // add records a call.
@@ -66,7 +70,7 @@ func (w *stressWorker) enter() *stressKey {
 	defer k.mu.Unlock()
 	if len(k.ops) >= callsOfKey || k.unknown >= unknownsOfKey {
 		k.retired = true
-		w.live[i] = w.newKey()
+		w.live[i] = w.newKey(w.rng)
 		if k.inside == 0 {
 			k.inside++ // to judge it
 			return k
@@ -114,7 +118,7 @@ func (w *stressWorker) turn(k *stressKey) {
 	ctx, cancel := context.WithTimeout(w.ctx, max(w.callTime(), 4*time.Duration(w.o.Workers)*time.Duration(w.hold.Load())))
 	defer cancel()
 	var req driver.Request
-	if k.shared && w.chance(600) {
+	if w.chance(k.readers) {
 		req.Mode = driver.Shared
 	}
 	watcher, watches := w.client.backend().(driver.Watcher)
@@ -207,6 +211,9 @@ func (w *stressWorker) attempt(ctx context.Context, k *stressKey, req driver.Req
 		}
 		g := l.Grant()
 		w.grants.Add(1)
+		if in.shared {
+			w.shared.Add(1)
+		}
 		if len(g.Votes) > 0 {
 			w.quorum.Store(true)
 		}
@@ -337,7 +344,7 @@ func (w *stressWorker) have(l *stressLease) {
 	if w.chance(50) {
 		w.look(l.key)
 	}
-	if w.chance(20) && !l.in.shared {
+	if w.chance(20) && !(l.in.shared && w.quorum.Load()) { // readers on a quorum may have one token
 		w.breakLock(l)
 	}
 	// A process tells a loss of its session at the next call, which would not come.
