@@ -14,7 +14,8 @@ import (
 )
 
 // A Break takes the key from its target and from nobody else, also while its file is removed whenever
-// the key is free: of the other holders, there is one at most at any time, and nobody is refused.
+// the key is free: of the other holders, there is one at most at any time, nobody is refused, and
+// tokens rise.
 func TestABreakMakesNoTwoHolders(t *testing.T) {
 	t.Parallel()
 	folder := t.TempDir()
@@ -27,15 +28,21 @@ func TestABreakMakesNoTwoHolders(t *testing.T) {
 		targets = map[uint64]bool{} // tokens that a Break is taking away, or has taken away
 		inside  = map[uint64]bool{} // tokens of the holders that are inside
 		refused atomic.Int64
-		removed int
+		removed atomic.Int64
+		last    atomic.Uint64 // the highest token so far
 		over    atomic.Bool
 		users   sync.WaitGroup
 	)
-	for range 5 {
+	patient := func() *Backend { // on a busy machine a look may take long
 		b := open(t, folder)
-		b.patience = time.Minute // on a busy machine a look may take long
+		b.patience = time.Minute
+		return b
+	}
+	for range 5 {
+		b := patient()
 		users.Go(func() {
 			for !over.Load() {
+				before := last.Load()
 				l, err := b.Acquire(t.Context(), request("k"))
 				if errors.Is(err, driver.ErrHeld) {
 					refused.Add(1)
@@ -47,6 +54,10 @@ func TestABreakMakesNoTwoHolders(t *testing.T) {
 				}
 				fence := l.Grant().Fence
 				mu.Lock()
+				if fence <= before {
+					t.Errorf("token %d follows %d", fence, before)
+				}
+				last.Store(max(last.Load(), fence))
 				for other := range inside {
 					if !targets[other] && !targets[fence] {
 						t.Errorf("%d is granted beside %d, which no Break has taken away", fence, other)
@@ -68,14 +79,14 @@ func TestABreakMakesNoTwoHolders(t *testing.T) {
 			}
 		})
 	}
-	b := open(t, folder)
+	b := patient()
 	users.Go(func() {
 		for !over.Load() {
 			_, n := b.clean(time.Now().Add(time.Minute)) // as if much time had passed since each use
-			removed += n
+			removed.Add(int64(n))
 		}
 	})
-	for n := 0; n < breaks && !t.Failed(); {
+	for n := 0; (n < breaks || removed.Load() == 0) && !t.Failed(); {
 		s, err := b.Lookup(t.Context(), "k")
 		if err != nil {
 			t.Error(err)
@@ -100,7 +111,6 @@ func TestABreakMakesNoTwoHolders(t *testing.T) {
 		n++
 	}
 	over.Store(true)
-	if users.Wait(); removed == 0 {
-		t.Error("no file was removed meanwhile")
-	}
+	users.Wait()
+	t.Logf("%d files were removed", removed.Load())
 }
