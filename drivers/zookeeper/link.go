@@ -148,7 +148,8 @@ func (l *link) packet() ([]byte, error) {
 	return packet, err
 }
 
-// send sends a request. The call is done when it is answered, or the connection has ended.
+// send sends a request, and holds up others until the server reads it, or its deadline breaks the
+// connection. The call is done when it is answered, or the connection has ended.
 func (l *link) send(q request) (*call, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
