@@ -96,12 +96,12 @@
 // # Tokens
 //
 // A token is the next number of the sequence public.dlock_fence, drawn by the statement that
-// takes the lock, once it is taken. It rises for every key, with gaps. The schema is fixed, so
-// that roles with different search paths draw from one sequence; fencing=my_schema.dlock_fence
-// names another, for every program of the database, and a second sequence is refused, and so is
-// one that has passed 9007199254740991, the largest token. The
-// sequence is made at the first use if the role may; else the error has the one statement
-// that an administrator runs (Backend.SetupSQL). An unlogged one is refused.
+// takes the lock, once it is taken. It rises for every key, with gaps. A range has at most 256
+// tokens, each drawn from the sequence. The schema is fixed, so that roles with different search
+// paths draw from one sequence; fencing=my_schema.dlock_fence names another, for every program of
+// the database, and a second sequence is refused, and so is one that has passed 9007199254740991,
+// the largest token. The sequence is made at the first use if the role may; else the error has
+// the one statement that an administrator runs (Backend.SetupSQL). An unlogged one is refused.
 //
 // When a session begins the sequence is raised to the time in microseconds if it lags by more
 // than ten seconds, so that a store that saw tokens of another backend accepts these; and

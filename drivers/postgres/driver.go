@@ -100,7 +100,7 @@ func New(factory func(context.Context) (*pgx.Conn, error), o *Options) (*Backend
 	}
 	b.sql = advisory.NewQueries("")
 	if schema != "" {
-		b.info.Features |= driver.FeatureFencing
+		b.info.Features |= driver.FeatureFencing | driver.FeatureTokens
 		b.info.TokenLag = -1 // the sequence follows the clock only when sessions begin
 		b.sql = advisory.NewQueries(b.sequence())
 	}
@@ -164,6 +164,9 @@ func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Leas
 	}
 	b.learnLabel(req.Owner)
 	w := &want{number: advisory.NumberOf(b.opt.Prefix, req.Key), key: req.Key, owner: req.Owner, mode: req.Mode, ttl: req.TTL}
+	if req.Tokens > 1 && req.Mode == driver.Exclusive {
+		w.tokens = min(req.Tokens, mostTokens)
+	}
 	l, err := b.acquire(ctx, w, req.Wait)
 	if err != nil {
 		return nil, err

@@ -63,6 +63,9 @@ func (b *Backend) SetupSQL(role string) string {
 	return fmt.Sprintf("DO $$BEGIN %sCREATE SEQUENCE IF NOT EXISTS %s AS int8; GRANT USAGE, UPDATE ON SEQUENCE %[2]s TO %s; END$$", schema, b.sequence(), role)
 }
 
+// mostTokens bounds the tokens of a lease, each of which costs the server a quarter of a microsecond.
+const mostTokens = 256
+
 // microseconds converts a time to SQL's int8.
 func microseconds(t string) string { return "(extract(epoch FROM " + t + ") * 1000000)::int8" }
 

@@ -170,11 +170,27 @@ func TestARefusedAttemptDrawsNoToken(t *testing.T) {
 	l := must(t, a, request("k", time.Hour))
 	ahead := time.Now().Add(time.Hour).UnixMicro() // no new session raises it
 	setSequence(t, s.URL(), ahead)
-	for range 50 {
+	ranged := waiting("k", time.Minute)
+	ranged.Tokens = 1000
+	attempt := *ranged
+	attempt.Wait = false
+	for range 25 {
 		isHeld(t, b, "k", "a held key")
+		if _, err := drivertest.Acquire(t, b, &attempt); !errors.Is(err, driver.ErrHeld) {
+			t.Errorf("a range of a held key: %v", err)
+		}
 	}
-	if drawn := count(t, admin(t, s.URL()), "SELECT last_value FROM dlock_fence") - ahead; drawn > 0 {
-		t.Errorf("50 refused attempts drew %d tokens", drawn)
+	next := make(chan driver.Lease)
+	go func() { next <- must(t, b, ranged) }()
+	drivertest.AwaitWaiters(t, b, "k", 1)
+	drawn := func() int64 { return count(t, admin(t, s.URL()), "SELECT last_value FROM dlock_fence") - ahead }
+	if n := drawn(); n > 0 {
+		t.Errorf("50 refused attempts and a wait drew %d tokens", n)
+	}
+	drivertest.Release(t, l)
+	l = <-next
+	if g := l.Grant(); g.Tokens != 256 || int64(g.Fence) != ahead+256 || drawn() != 256 {
+		t.Errorf("the range of a waiter has %d tokens and ends with %d after %d, and %d were drawn", g.Tokens, g.Fence, ahead, drawn())
 	}
 	drivertest.Release(t, l)
 }

@@ -151,7 +151,7 @@ func (c *conn) leasesOf(match func(*lease) bool) (all []heldLease) {
 	for _, l := range c.held {
 		for ; l != nil; l = l.next {
 			if !l.leaving && match(l) {
-				h := driver.Holder{Owner: l.owner, Fence: l.fence, Since: l.since, TTL: max(0, time.Until(driver.Expires(l.start, l.ttl)))}
+				h := driver.Holder{Owner: l.owner, Fence: l.fence, Tokens: l.tokens, Since: l.since, TTL: max(0, time.Until(driver.Expires(l.start, l.ttl)))}
 				all = append(all, heldLease{h, l.key, l.mode})
 			}
 		}

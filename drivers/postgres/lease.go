@@ -18,6 +18,7 @@ type want struct {
 	owner  string
 	mode   driver.Mode
 	ttl    time.Duration
+	tokens uint32 // the length of its range; zero: one token
 }
 
 // A lease is one attempt to lock, and the lock if that is granted. The connection's mutex guards its
@@ -48,7 +49,7 @@ func (l *lease) signal() {
 // Lost. The mutex is held, or the caller does not have the lease yet: only renew changes what it reads.
 func (l *lease) grant() driver.Grant {
 	return driver.Grant{
-		Expires: driver.Expires(l.start, l.ttl), Fence: l.fence,
+		Expires: driver.Expires(l.start, l.ttl), Fence: l.fence, Tokens: l.tokens,
 		Server: l.c.server.id, Lost: l.c.lost,
 	}
 }

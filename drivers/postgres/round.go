@@ -123,17 +123,17 @@ func (s *server) guarded() error {
 }
 
 // batch appends the statements for requests of one kind and mode: one for all keys with a plain
-// number, and one for each other.
+// number and one token, and one for each other.
 func (c *conn) batch(out []*statement, mode driver.Mode, unlock bool, ops []*op) []*statement {
 	do := (*conn).locked
 	if unlock {
 		do = (*conn).unlocked
 	}
 	many := slices.DeleteFunc(ops, func(o *op) bool {
-		if !o.l.number.Pair {
+		if !o.l.number.Pair && (unlock || o.l.tokens == 0) {
 			return false
 		}
-		st := &statement{sql: c.b.sql.Try(o.l.number, mode), ops: []*op{o}, do: do}
+		st := &statement{sql: c.b.sql.Try(o.l.number, mode, o.l.tokens), ops: []*op{o}, do: do}
 		if unlock {
 			st.sql = o.l.number.Unlock(mode)
 		}

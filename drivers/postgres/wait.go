@@ -192,7 +192,7 @@ func (c *conn) slice(call *base.Call, l *lease, show bool) error {
 		out = append(out, tell(o.class))
 	}
 	c.write(append(out, &statement{
-		sql: c.b.sql.Slice(l.number, l.mode, show && !c.shows), ops: []*op{o}, do: (*conn).sliceEnded,
+		sql: c.b.sql.Slice(l.number, l.mode, l.tokens, show && !c.shows), ops: []*op{o}, do: (*conn).sliceEnded,
 		most: 2 * sliceTime, // a reader waits twice: for the writer and for the lock
 	})...)
 	return c.await(call, o)

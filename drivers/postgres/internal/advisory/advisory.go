@@ -105,10 +105,20 @@ func NewQueries(sequence string) Queries {
 	return Queries{"nextval(" + Literal(sequence) + "::regclass)"}
 }
 
-// lock returns an expression that is a token if the lock is granted, else null. A reader first
-// checks that no writer waits.
-func (q Queries) lock(mode driver.Mode, args, writers string) string {
-	try := "CASE WHEN pg_try_advisory_lock" + suffixes[mode] + "(" + args + ") THEN " + q.token + " END"
+// last returns an expression that draws n tokens and is the last of them. Other keys may draw from
+// the sequence in between: then the n numbers up to the last one are not all drawn here, and all are
+// above those that were drawn before.
+func (q Queries) last(n uint32) string {
+	if n <= 1 {
+		return q.token
+	}
+	return fmt.Sprintf("(SELECT max(%s) FROM generate_series(1, %d))", q.token, n)
+}
+
+// lock returns an expression that is the last of n tokens if the lock is granted, else null. A reader
+// first checks that no writer waits.
+func (q Queries) lock(mode driver.Mode, args, writers string, n uint32) string {
+	try := "CASE WHEN pg_try_advisory_lock" + suffixes[mode] + "(" + args + ") THEN " + q.last(n) + " END"
 	if mode == driver.Shared {
 		return pass(writers, try)
 	}
@@ -132,16 +142,16 @@ func (q Queries) Prepare() string {
 		fmt.Fprintf(&b, "PREPARE %s(int8) AS SELECT %s;\nPREPARE %[1]ss(int8[]) AS SELECT %[3]s FROM unnest($1) AS k;\n", name, one, each)
 	}
 	for _, mode := range []driver.Mode{driver.Exclusive, driver.Shared} {
-		p(stLock[mode], q.lock(mode, "$1", writersOf("$1")), q.lock(mode, "k", writersOf("k")))
+		p(stLock[mode], q.lock(mode, "$1", writersOf("$1"), 1), q.lock(mode, "k", writersOf("k"), 1))
 		p(stUnlock[mode], unlock(mode, "$1"), unlock(mode, "k"))
 	}
 	return b.String()
 }
 
-// Try is the statement that asks for one lock.
-func (q Queries) Try(n Number, mode driver.Mode) string {
-	if n.Pair {
-		return "SELECT " + q.lock(mode, n.Args(), pairArgs(n.writers()))
+// Try is the statement that asks for one lock with so many tokens.
+func (q Queries) Try(n Number, mode driver.Mode, tokens uint32) string {
+	if n.Pair || tokens > 1 {
+		return "SELECT " + q.lock(mode, n.Args(), pairArgs(n.writers()), tokens)
 	}
 	return execute(stLock[mode], n.ID)
 }
@@ -205,7 +215,7 @@ func execute(name string, number int64) string {
 // it from slice to slice. Readers check this second lock before they ask for the lock.
 
 // Slice returns the statement of one slice. show also takes the second lock of a waiting writer.
-func (q Queries) Slice(n Number, mode driver.Mode, show bool) string {
+func (q Queries) Slice(n Number, mode driver.Mode, tokens uint32, show bool) string {
 	wait := func(call string) string {
 		return "BEGIN PERFORM " + call + "; EXCEPTION WHEN lock_not_available THEN END;"
 	}
@@ -214,12 +224,12 @@ func (q Queries) Slice(n Number, mode driver.Mode, show bool) string {
 		if show {
 			first = "SELECT pg_try_advisory_lock(" + pairArgs(n.writers()) + "); "
 		}
-		return first + "DO $$" + wait("pg_advisory_xact_lock("+n.Args()+")") + "$$; " + q.Try(n, mode)
+		return first + "DO $$" + wait("pg_advisory_xact_lock("+n.Args()+")") + "$$; " + q.Try(n, mode, tokens)
 	}
 	// The end of the subtransaction releases the writers' second lock before the wait.
 	return "DO $$DECLARE passed bool := false; BEGIN " +
 		wait("pg_advisory_xact_lock_shared("+pairArgs(n.writers())+"); passed := true; RAISE lock_not_available") +
-		" IF passed THEN " + wait("pg_advisory_xact_lock_shared("+n.Args()+")") + " END IF; END$$; " + q.Try(n, mode)
+		" IF passed THEN " + wait("pg_advisory_xact_lock_shared("+n.Args()+")") + " END IF; END$$; " + q.Try(n, mode, tokens)
 }
 
 // Literal quotes a string for SQL, whatever standard_conforming_strings is.
