@@ -32,7 +32,7 @@ func TestALeaseOutlivesAShorterGuard(t *testing.T) {
 	} {
 		t.Run(c.schedule, func(t *testing.T) {
 			run := func(broken simBroken) error {
-				w := &world{active: map[*holder]time.Time{}, tokens: map[uint64]bool{}, orderly: true}
+				w := &world{active: map[*holder]time.Time{}, orderly: true}
 				synctest.Test(t, func(t *testing.T) { w.shorten(t, broken, c.forgets, c.repeated) })
 				return w.problem
 			}
@@ -82,7 +82,7 @@ func (w *world) shorten(t *testing.T, broken simBroken, forgets map[string][]int
 		for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
 			l, err := b.Acquire(t.Context(), &driver.Request{Key: simKeyName, Owner: owner, TTL: ttl})
 			if err == nil {
-				w.granted(m, l.Grant().Fence, m.end(l.(*lease).expiry()), w.largest)
+				w.granted(m, l.Grant(), m.end(l.(*lease).expiry()), w.largest)
 				return
 			}
 			if time.Now().After(end) {

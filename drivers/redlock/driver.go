@@ -233,7 +233,7 @@ func New(nodes []driver.Backend, o *Options) (*Backend, error) {
 	b.terms = derive(len(nodes), b.opts.Guard, b.opts.ClockAllowance, b.opts.DriftPercent)
 	b.info = driver.Info{
 		Name:     fmt.Sprintf("redlock/%d", len(nodes)),
-		Features: driver.FeatureFencing | driver.FeatureKeep | driver.FeatureOrdered,
+		Features: driver.FeatureFencing | driver.FeatureKeep | driver.FeatureOrdered | driver.FeatureTokens,
 		MinTTL:   max(driver.MinTTL, 4*time.Millisecond*100/time.Duration(100-b.opts.DriftPercent)), // more than half is left after the drift
 		MaxTTL:   b.opts.Guard,
 	}
@@ -264,9 +264,7 @@ func (b *Backend) add(i int, nb driver.Backend) error {
 		}
 	}
 	b.nodes = append(b.nodes, n)
-	if !info.Features.Has(driver.FeatureKeep) {
-		b.info.Features &^= driver.FeatureKeep
-	}
+	b.info.Features &= info.Features | driver.FeatureFencing | driver.FeatureOrdered
 	b.info.MinTTL = max(b.info.MinTTL, info.MinTTL)
 	if b.info.MaxTTL == 0 || info.MaxTTL < b.info.MaxTTL {
 		b.info.MaxTTL = info.MaxTTL

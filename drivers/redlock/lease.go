@@ -534,7 +534,7 @@ func (l *lease) feed(e event) {
 func (l *lease) Grant() driver.Grant {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return driver.Grant{Expires: l.b.clock.Time(l.bid.expires), Fence: l.bid.fence, Clock: l.clock(), Votes: l.votes()}
+	return driver.Grant{Expires: l.b.clock.Time(l.bid.expires), Fence: l.bid.fence, Tokens: l.req.Tokens, Clock: l.clock(), Votes: l.votes()}
 }
 
 // clock returns the present median of the counted nodes' clocks.

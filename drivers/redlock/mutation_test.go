@@ -72,6 +72,7 @@ func TestEveryPartIsMissed(t *testing.T) {
 		{"late answers do not confirm", "wild", 2977, 20000, sabotage{engine: countLate}},
 		{"an extension counts those that carried the lease", "wild", 262, 6000, sabotage{engine: extendOwn}},
 		{"the attempt in the value", "forgetful", 114, 6000, sabotage{engine: oneAttempt}},
+		{"the end of a range in the counter", "wild", 314, 2000, sabotage{node: simBroken{first: true}}},
 		{"the join's bound", "dense", 520, 20000, sabotage{node: simBroken{join: true}}},
 		{"the perishable acquire", "lossless", 209, 2000, sabotage{node: simBroken{perishable: true}}},
 		{"the release's own context", "lossless", 4, 2000, sabotage{node: simBroken{caller: true}}},

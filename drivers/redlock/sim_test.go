@@ -110,6 +110,7 @@ type world struct {
 	differ    bool          // every value is drawn separately for each client
 	tick      time.Duration // clients round the tokens that they propose to whole ticks; zero: they do not
 	life      time.Duration // lifetime of counters
+	ranged    bool          // a part of the bids asks for ranges of tokens
 	machines  []*simMachine // guarded by mu
 	changed   chan struct{} // closed when the number of nodes has changed
 	before    int           // number of nodes before the change
@@ -124,8 +125,8 @@ type world struct {
 
 	mu        sync.Mutex
 	active    map[*holder]time.Time // until when each holder believes that it has the lock
-	tokens    map[uint64]bool
-	largest   uint64 // largest token of the returned leases
+	ranges    [][2]uint64           // the first and last tokens of all leases: a holder may have used all when it dies
+	largest   uint64                // largest token of the returned leases
 	grants    int
 	renewals  int
 	problem   error
@@ -151,8 +152,7 @@ func simulate(t *testing.T, k kind, seed uint64, s sabotage) (w *world) {
 func newWorld(k kind, seed uint64, s sabotage) *world {
 	w := &world{
 		kind: k, seed: seed, rng: rand.New(rand.NewPCG(seed, 1)), over: make(chan struct{}),
-		active: map[*holder]time.Time{}, tokens: map[uint64]bool{},
-		guard: 2 * time.Second, allow: DefaultClockAllowance, orderly: true, changed: make(chan struct{}), taken: make(chan struct{}, 1),
+		active: map[*holder]time.Time{}, guard: 2 * time.Second, allow: DefaultClockAllowance, orderly: true, changed: make(chan struct{}), taken: make(chan struct{}, 1),
 	}
 	w.net = network{delay: []time.Duration{time.Millisecond, 5 * time.Millisecond, 20 * time.Millisecond}[w.rng.IntN(3)], slow: 0.1 * w.rng.Float64(), twice: 0.2 * w.rng.Float64()}
 	if k.lossless {
@@ -214,6 +214,9 @@ func newWorld(k kind, seed uint64, s sabotage) *world {
 	w.stepper = w.servers[w.rng.IntN(len(w.servers))]
 	if w.primed = w.guard > 0 && !k.fresh && (k.volatile() || w.rng.IntN(4) > 0); w.primed {
 		w.prime(cmp.Or(w.before, n))
+	}
+	if s == (sabotage{}) || s.node.first { // the known schedules without another part have none
+		w.ranged = rand.New(rand.NewPCG(seed, 4)).IntN(2) == 0
 	}
 	w.life = shortestLife + 4*max(w.guard, mostGuard) + time.Duration(w.rng.Int64N(int64(time.Minute)))
 	return w
@@ -494,6 +497,9 @@ func (w *world) bid(b *Backend, rng *rand.Rand, owner string) bool {
 	if w.tick > 0 {
 		req.FenceFloor = uint64(time.Now().Truncate(w.tick).Add(w.tick).UnixMicro())
 	}
+	if w.ranged && rng.IntN(3) > 0 {
+		req.Tokens = uint32(math.Pow(driver.MaxTokens, rng.Float64()))
+	}
 	m := b.nodes[0].backend.(*simNode).machine
 	m.thaw()
 	w.mu.Lock()
@@ -505,7 +511,7 @@ func (w *world) bid(b *Backend, rng *rand.Rand, owner string) bool {
 		return false
 	}
 	w.trace("%s has the lock: %s", owner, l.(*lease))
-	h := w.granted(m, l.Grant().Fence, m.end(l.(*lease).expiry()), before)
+	h := w.granted(m, l.Grant(), m.end(l.(*lease).expiry()), before)
 	for range rng.IntN(4) {
 		time.Sleep(time.Duration(rng.Int64N(int64(min(w.pace(), ttl*2/3)))))
 		m.thaw()
@@ -553,20 +559,21 @@ func (w *world) leave(b *Backend, dies bool) {
 }
 
 // granted checks a grant when it is returned.
-func (w *world) granted(m *simMachine, token uint64, end time.Time, before uint64) *holder {
+func (w *world) granted(m *simMachine, g driver.Grant, end time.Time, before uint64) *holder {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	now := time.Now()
+	now, token := time.Now(), g.Fence
+	first := token - uint64(max(g.Tokens, 1)) + 1
 	w.grants++
 	switch {
-	case w.tokens[token] && w.orderly:
-		w.fail("G2: token %d was granted twice", token)
-	case token <= before && w.orderly:
-		w.fail("G2: token %d was granted after %d had been returned", token, before)
+	case w.orderly && slices.ContainsFunc(w.ranges, func(r [2]uint64) bool { return first <= r[1] && r[0] <= token }):
+		w.fail("G2: a token of %d to %d was granted twice", first, token)
+	case w.orderly && first <= before:
+		w.fail("G2: token %d was granted after %d had been returned", first, before)
 	case !now.Before(end):
 		w.fail("G1: a lease was returned %v after its end", now.Sub(end))
 	}
-	w.tokens[token] = true
+	w.ranges = append(w.ranges, [2]uint64{first, token})
 	w.largest = max(w.largest, token)
 	select {
 	case w.taken <- struct{}{}:
@@ -1018,7 +1025,7 @@ func TestSimulation(t *testing.T) {
 	case Race:
 		n = min(n, 1)
 	case testing.Short():
-		n = min(n, 2) // TestSchedules runs more
+		n = min(n, 2)
 	}
 	for _, k := range kinds {
 		t.Run(k.name, func(t *testing.T) {

@@ -49,7 +49,7 @@ var (
 )
 
 func (n *simNode) Info() driver.Info {
-	return driver.Info{Name: "sim", Features: driver.FeatureQuorumNode | driver.FeatureFencing, MinTTL: driver.MinTTL, MaxTTL: time.Hour}
+	return driver.Info{Name: "sim", Features: driver.FeatureQuorumNode | driver.FeatureFencing | driver.FeatureTokens, MinTTL: driver.MinTTL, MaxTTL: time.Hour}
 }
 func (n *simNode) Close() error   { return nil }
 func (n *simNode) String() string { return fmt.Sprintf("sim-%d", n.s.id) }
@@ -426,7 +426,7 @@ func (n *simNode) Acquire(ctx context.Context, r *driver.Request) (driver.Lease,
 	}
 	req, q, start := *r, *r.Quorum, time.Now()
 	req.Quorum = &q
-	op, c := simAcquire, simCall{me: r.Owner, ttl: r.TTL, token: r.FenceFloor, life: n.counterLife(r.TTL)}
+	op, c := simAcquire, simCall{me: r.Owner, ttl: r.TTL, token: r.FenceFloor, more: int64(max(r.Tokens, 1)) - 1, life: n.counterLife(r.TTL)}
 	if r.ExactFence != 0 {
 		op, c.token, c.seen = simJoin, r.ExactFence, max(r.FenceFloor, r.ExactFence)
 	} else if q.WaitingSince != 0 {

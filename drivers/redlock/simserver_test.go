@@ -49,6 +49,7 @@ type simBroken struct {
 	owner      bool // a raise does not check the owner
 	instance   bool // a raise or renewal checks the owner, but not the acquisition
 	join       bool // a join takes the key whatever its counter
+	first      bool // the counter rises to the first token of a range
 	perishable bool // a late request takes effect
 
 	guard   bool // a node in quarantine votes
@@ -400,6 +401,7 @@ type simCall struct {
 	me    string        // owner/attempt
 	ttl   time.Duration // without the grace
 	token uint64        // proposed by acquire (or 0); of the lease of a join or renewal
+	more  int64         // for acquire: the tokens of the range besides the last one
 	least uint64        // least value of the counter after a renewal
 	life  time.Duration // lifetime of the counter after its last token
 
@@ -482,11 +484,14 @@ func (s *simServer) held(k *simKey) simReply {
 // grant takes the key with a token of at least x.
 func (s *simServer) grant(k *simKey, c simCall, t *quorum.Terms, x int64) simReply {
 	old := int64(k.counter)
-	x = max(x, old+1)
+	x = max(x, old+1+c.more)
 	if old == 0 || s.enters(x, old) {
-		x = s.pass(x, old == 0)
+		x = s.pass(x, old == 0, c.more)
 	}
 	s.count(k, x, c.life)
+	if s.broken.first {
+		k.counter -= uint64(c.more)
+	}
 	k.owner, k.next, k.fence, k.until = c.me, "", uint64(x), s.keep(c.ttl, t)
 	r := s.reply(k.fence, nil)
 	r.before = old + 1
@@ -500,13 +505,13 @@ const (
 	simLag      = int64(driver.FenceLag / time.Microsecond)
 )
 
-// pass compares the clock with the mark. If the key has no counter, it raises the token above
-// the floor.
-func (s *simServer) pass(x int64, missing bool) int64 {
+// pass compares the clock with the mark. If the key has no counter, it raises the token, and more
+// tokens before it, above the floor.
+func (s *simServer) pass(x int64, missing bool, more int64) int64 {
 	m := &s.memory.mark
 	m.floor = s.floor()
-	if missing && x <= m.floor {
-		x = m.floor + 1
+	if missing && x <= m.floor+more {
+		x = m.floor + more + 1
 	}
 	m.high, m.top = s.micros(), max(m.top, x)
 	return x
@@ -549,7 +554,7 @@ func (s *simServer) join(c simCall, t *quorum.Terms) simReply {
 	}
 	stored := max(x, old)
 	if old == 0 || s.enters(stored, old) {
-		stored = s.pass(stored, old == 0)
+		stored = s.pass(stored, old == 0, 0)
 	}
 	s.count(k, stored, c.life)
 	k.owner, k.next, k.fence, k.until = c.me, "", c.token, s.keep(c.ttl, t)
@@ -570,7 +575,7 @@ func (s *simServer) renew(c simCall, t *quorum.Terms) simReply {
 	if old >= x {
 		x = old
 	} else if old == 0 || s.enters(x, old) {
-		x = s.pass(x, old == 0)
+		x = s.pass(x, old == 0, 0)
 	}
 	s.count(k, x, c.life)
 	k.until = s.keep(c.ttl, t)
