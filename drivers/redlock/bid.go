@@ -169,6 +169,7 @@ const (
 	nobody      owner = iota
 	ourselves         // an earlier attempt of this request
 	firstWaiter       // the first waiter, whoever it is
+	readers           // those who share the lock, whoever they are
 	somebody          // the first number of the others
 )
 
@@ -615,7 +616,7 @@ func (b *bid) firstNode(tripped set) (int, bool) {
 
 // firstVote handles the first node's answer. A bid that did not get it does not ask the other
 // nodes, unless the first node's owner is the one seen last time, which may have a majority by
-// now.
+// now. Readers are never that one: they may be others each time.
 func (b *bid) firstVote(e *event, out *actions) {
 	g := &b.parts[b.alone]
 	g.suspect = g.state != owned && g.owner == nobody
@@ -625,7 +626,7 @@ func (b *bid) firstVote(e *event, out *actions) {
 		b.ask(electing, b.remaining(), e, out)
 	case g.suspect:
 		b.askFirst(e, out)
-	case g.owner == b.seen, b.round > patience:
+	case g.owner == b.seen && g.owner != readers, b.round > patience:
 		b.ask(electing, b.remaining(), e, out)
 	default:
 		b.seen = g.owner

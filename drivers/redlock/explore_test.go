@@ -1,6 +1,7 @@
 package redlock
 
 import (
+	"cmp"
 	"flag"
 	"fmt"
 	"hash/maphash"
@@ -22,6 +23,7 @@ var exploreLong = flag.Bool("redlock.explore", false, "explore more states of ea
 const (
 	exNodes  = 3
 	exBids   = 3
+	exOwners = 4
 	exStrays = 4
 	exTick   = time.Second
 	exTTL    = 4 * exTick
@@ -32,6 +34,7 @@ const (
 type scenario struct {
 	name     string
 	bids     int
+	readers  set // the bids that share the key; the others are writers
 	renewals int // renewals of each lease
 	counters [exNodes]uint64
 	proposal [exBids]uint64
@@ -57,13 +60,20 @@ type scenario struct {
 type oddity uint8
 
 const (
-	none      oddity = iota
-	keepsVote        // no vote is given back
-	backTwice        // so is a vote that was asked for twice, and by each copy of the release
-	joinAny          // a join does not look at the counter
-	joinOld          // a join ignores a counter that is old by the node's own clock
-	joinRaise        // a join raises the counter to the clock
-	joinKept         // a join is refused where the key is kept for a waiter
+	none          oddity = iota
+	keepsVote            // no vote is given back
+	backTwice            // so is a vote that was asked for twice, and by each copy of the release
+	joinAny              // a join does not look at the counter
+	joinOld              // a join ignores a counter that is old by the node's own clock
+	joinRaise            // a join raises the counter to the clock
+	joinKept             // a join is refused where the key is kept for a waiter
+	joinBeside           // a writer joins where readers have the key
+	joinShared           // a reader joins beside readers whatever the counter
+	joinCounter          // a reader joins beside readers only if the counter is not above its token
+	anyReader            // a renewal or raise asks only that readers have the key
+	readerAsAsked        // a reader beside others takes the token that it proposed
+	backBeside           // a reader gives its vote back though others have had the key with it
+	backKept             // no reader gives its vote back if there was another
 
 	// One place that has the first token of a range instead of its last.
 	firstProposed // only the first token of the range must be above the counter to take the proposal
@@ -85,6 +95,7 @@ type faults struct {
 	forget  int8 // a node restarts without its memory
 	restart int8 // a node restarts with its memory: messages in transit to it are lost
 	step    int8 // the clock of the last node is set, and stays wrong
+	lapse   int8 // one of several readers ends early at a node
 	reserve int8 // a release reserves the key for a bid that waits
 	waits   int8 // this many bids wait in the queue
 	crash   int8 // a bidder ends without a release
@@ -93,12 +104,54 @@ type faults struct {
 
 // exNode is a node: it has only the state that the scripts use.
 type exNode struct {
-	bid, attempt   int8 // the owner; zero: the key is free
-	kept           int8 // the bid for which the key is reserved
-	mute           bool // in quarantine
-	fence, counter uint64
-	until          time.Duration // by its clock
-	offset         time.Duration
+	holds   [exOwners]exHold // one writer, or readers; those that are there come first, in order
+	votes   bool             // every reader since the key was free was a vote that was given back, or may be
+	kept    int8             // the bid for which the key is reserved
+	mute    bool             // in quarantine
+	base    uint64           // the counter when the first of the readers came
+	counter uint64
+	offset  time.Duration
+}
+
+// exHold is one owner at a node.
+type exHold struct {
+	bid, attempt int8 // zero: none
+	fence        uint64
+	until        time.Duration // by the node's clock
+}
+
+// find returns the owner that has the node with this attempt, or nil.
+func (n *exNode) find(bid, attempt int8) *exHold {
+	for j := range n.holds {
+		if h := &n.holds[j]; h.bid == bid && h.attempt == attempt && bid != 0 {
+			return h
+		}
+	}
+	return nil
+}
+
+// has reports whether any attempt of bid k has the node.
+func (n *exNode) has(k int) bool {
+	return slices.ContainsFunc(n.holds[:], func(h exHold) bool { return h.bid == int8(k+1) })
+}
+
+// tidy sorts the owners, so that equal states merge.
+func (n *exNode) tidy() {
+	slices.SortFunc(n.holds[:], func(a, b exHold) int {
+		if (a.bid == 0) != (b.bid == 0) {
+			return int(b.bid) - int(a.bid)
+		}
+		return cmp.Or(cmp.Compare(a.bid, b.bid), cmp.Compare(a.attempt, b.attempt))
+	})
+	if n.holds[0].bid == 0 {
+		n.base, n.votes = 0, false
+	}
+}
+
+// clear frees the node.
+func (n *exNode) clear() {
+	n.holds, n.kept = [exOwners]exHold{}, 0
+	n.tidy()
 }
 
 // exPacket is a request in transit, or its answer.
@@ -136,7 +189,8 @@ type exBid struct {
 	told     set  // nodes that answered that another bid has the key
 	waits    bool // in the queue
 	renewals int8
-	before   uint64 // the largest returned token when the call began
+	before   uint64 // the largest returned token when the call began…
+	writers  uint64 // …and of a writer
 	attempts [exNodes]int8
 	fences   [exNodes]uint64
 	befores  [exNodes]uint64 // the counters before the grants, and 1; 0: unknown
@@ -163,7 +217,8 @@ type exWorld struct {
 	wires    [exBids][exNodes]exPacket
 	strays   [exStrays]exStray
 	faults   faults
-	returned uint64
+	returned uint64         // the largest token…
+	writers  uint64         // …and of a writer
 	grants   [exBids]uint64 // the last token of each range
 	taken    set            // nodes that another bid got while the first has its lease, if the scenario begins with it
 	bids     [exBids]exBid
@@ -201,6 +256,7 @@ const (
 	mStep
 	mEarly
 	mCrash
+	mLapse
 )
 
 // explorer explores one scenario with one machine.
@@ -234,7 +290,7 @@ func (x *explorer) start() exWorld {
 		x.apply(&w, move{kind: mLook})
 		for i := range exNodes {
 			if x.s.gone.has(i) {
-				w.nodes[i].bid = 0
+				w.nodes[i].clear()
 				w.bids[0].bid.parts[i].state = free
 			}
 		}
@@ -317,8 +373,13 @@ func (x *explorer) moves(w *exWorld, buf []move) []move {
 	}
 	for i := range w.nodes {
 		n := &w.nodes[i]
-		if w.faults.expire > 0 && (n.bid != 0 || n.kept != 0) {
+		if w.faults.expire > 0 && (n.holds[0].bid != 0 || n.kept != 0) {
 			add(mExpire, 0, i)
+		}
+		for k := range x.s.bids {
+			if w.faults.lapse > 0 && n.holds[1].bid != 0 && n.has(k) {
+				add(mLapse, k, i)
+			}
 		}
 		if w.faults.forget > 0 && n.counter > 0 {
 			add(mForget, 0, i)
@@ -415,7 +476,7 @@ func (x *explorer) apply(w *exWorld, m move) {
 	c := &w.bids[k]
 	switch m.kind {
 	case mBegin:
-		c.status, c.before = exBidding, w.returned
+		c.status, c.before, c.writers = exBidding, w.returned, w.writers
 		x.feed(w, k, event{kind: begins})
 	case mLook:
 		x.feed(w, k, event{kind: looks})
@@ -425,7 +486,7 @@ func (x *explorer) apply(w *exWorld, m move) {
 		x.feed(w, k, event{kind: looks})
 	case mRenew:
 		c.renewals++
-		c.status, c.before, c.asked = exRenews, w.returned, uint64(w.now)
+		c.status, c.before, c.writers, c.asked = exRenews, w.returned, w.writers, uint64(w.now)
 		x.feed(w, k, event{kind: renews, ttl: exTTL, timeout: x.timeout()})
 	case mRelease:
 		c.status = exDone
@@ -484,7 +545,11 @@ func (x *explorer) apply(w *exWorld, m move) {
 		x.pack(w)
 	case mExpire:
 		w.faults.expire--
-		w.nodes[i].bid, w.nodes[i].kept = 0, 0
+		w.nodes[i].clear()
+	case mLapse:
+		w.faults.lapse--
+		n := &w.nodes[i]
+		x.remove(n, func(h *exHold) bool { return h.bid == int8(k+1) })
 	case mForget:
 		w.faults.forget--
 		w.nodes[i] = exNode{mute: true, offset: w.nodes[i].offset}
@@ -522,9 +587,17 @@ func (x *explorer) till(w *exWorld) uint64 {
 // end frees a key whose TTL has passed.
 func (x *explorer) end(w *exWorld, i int) {
 	n := &w.nodes[i]
-	if n.bid != 0 && n.until <= time.Duration(w.now)+n.offset {
-		n.bid = 0
+	x.remove(n, func(h *exHold) bool { return h.until <= time.Duration(w.now)+n.offset })
+}
+
+// remove ends owners of a node. A reader that ends like this may have been a lease.
+func (x *explorer) remove(n *exNode, ends func(*exHold) bool) {
+	for j := range n.holds {
+		if h := &n.holds[j]; h.bid != 0 && ends(h) {
+			*h, n.votes = exHold{}, false
+		}
 	}
+	n.tidy()
 }
 
 // cutOff loses all messages between the bids and a node.
@@ -590,6 +663,8 @@ func (x *explorer) answered(w *exWorld, k, i int) {
 	case p.owner == 0:
 	case p.owner == int8(k+1):
 		e.owner = ourselves
+	case p.owner == exReaders:
+		e.owner = readers
 	default:
 		e.owner = somebody + owner(p.owner)
 	}
@@ -614,7 +689,9 @@ func (x *explorer) arrive(w *exWorld, k, i int, p *exPacket) {
 		p.answer = silence
 		return
 	}
-	mine := n.bid == me && n.attempt == p.attempt
+	mine, reads := n.find(me, p.attempt), x.s.readers.has(k)
+	first := &n.holds[0]
+	beside := first.bid != 0 && x.s.readers.has(int(first.bid-1)) // readers have the key
 	switch p.call {
 	case acquire, join:
 		switch {
@@ -624,69 +701,126 @@ func (x *explorer) arrive(w *exWorld, k, i int, p *exPacket) {
 		case n.kept != 0 && n.kept != me && (p.call == acquire || x.s.odd == joinKept):
 			p.answer = reserved
 			return
-		case mine:
-			p.answer, p.fence, p.before = granted, n.fence, 0
+		case mine != nil:
+			p.answer, p.fence, p.before = granted, mine.fence, 0
 			return
-		case n.bid != 0:
-			p.answer, p.owner = held, n.bid
+		case beside && !reads && (p.call == acquire || x.s.odd != joinBeside), n.holds[exOwners-1].bid != 0:
+			p.answer, p.owner = held, exReaders
 			return
-		case p.call == join && n.counter > p.least && !x.void(n, p, now):
+		case first.bid != 0 && !beside:
+			p.answer, p.owner = held, first.bid
+			return
+		case p.call == join && !x.joins(n, p, now, beside && reads):
 			p.answer = deferred
 			return
 		}
-		p.before = n.counter + 1
-		if k > 0 && x.s.lease {
-			w.taken.add(i)
-		}
-		n.fence = max(n.counter+max(x.s.tokens[k], 1), p.least)
-		if x.s.odd == firstProposed {
-			n.fence = max(n.counter+1, p.least)
-		}
-		if p.call == join {
-			n.fence = p.least
-			if k == 0 && w.taken.has(i) {
-				x.healed++
-			}
-		}
-		n.kept, n.bid, n.attempt = 0, me, p.attempt
-		if x.s.odd == firstCounted {
-			n.counter = max(n.counter, x.s.least(k, n.fence))
-		} else {
-			n.counter = max(n.counter, n.fence)
-		}
-		if p.call == join && x.s.odd == joinRaise {
-			n.counter = max(n.counter, x.till(w))
-		}
-		n.until = now + exTTL + x.grace
-		p.answer, p.fence = granted, n.fence
+		x.grant(w, k, i, p, now, beside)
 	case raise, raiseLate, renew:
-		if !mine || n.fence != p.fence {
+		if x.s.odd == anyReader && beside && reads && mine == nil {
+			n.counter, p.answer = max(n.counter, p.least), granted
+			return
+		}
+		if mine == nil || mine.fence != p.fence {
 			p.answer = gone
 			return
 		}
-		n.counter = max(n.counter, p.least)
-		n.until = now + exTTL + x.grace
+		n.counter, n.votes = max(n.counter, p.least), false
+		mine.until = now + exTTL + x.grace
 		p.answer = granted
 	case release:
 		p.answer = granted
-		if mine && (p.fence == 0 || n.fence == p.fence) {
-			if p.before != 0 && n.counter == n.fence {
-				n.counter = p.before - 1
-			}
-			n.bid = 0
-			for j := range x.s.bids {
-				if !p.silent && w.bids[j].waits && w.bids[j].status <= exBidding && w.faults.reserve > 0 {
-					n.kept = int8(j + 1)
-				}
-			}
+		if mine != nil && (p.fence == 0 || mine.fence == p.fence) {
+			x.release(w, n, mine, p, reads)
+		}
+	}
+}
+
+// exReaders is the owner that a node names if readers have the key.
+const exReaders = -1
+
+// grant lets a bid have the node.
+func (x *explorer) grant(w *exWorld, k, i int, p *exPacket, now time.Duration, beside bool) {
+	n := &w.nodes[i]
+	if k > 0 && x.s.lease {
+		w.taken.add(i)
+	}
+	if !beside {
+		n.base, n.votes = n.counter, true
+	}
+	p.before = n.base + 1
+	fence := max(n.counter+max(x.s.tokens[k], 1), p.least)
+	switch {
+	case x.s.odd == firstProposed:
+		fence = max(n.counter+1, p.least)
+	case p.call == join:
+		fence, n.votes = p.least, false
+		if k == 0 && w.taken.has(i) {
+			x.healed++
+		}
+	case beside && x.s.odd == readerAsAsked:
+		fence = p.least
+	}
+	if beside && x.s.odd == backBeside {
+		p.before = n.counter + 1
+	}
+	if x.s.odd == firstCounted {
+		n.counter = max(n.counter, x.s.least(k, fence))
+	} else {
+		n.counter = max(n.counter, fence)
+	}
+	if p.call == join && x.s.odd == joinRaise {
+		n.counter = max(n.counter, x.till(w))
+	}
+	n.kept = 0
+	n.holds[exOwners-1] = exHold{int8(k + 1), p.attempt, fence, now + exTTL + x.grace}
+	n.tidy()
+	if !x.s.readers.has(k) {
+		n.base, n.votes = 0, false
+	}
+	p.answer, p.fence = granted, fence
+}
+
+// joins reports whether the counter lets a lease join. Beside readers only what the counter was
+// before them counts: they may have raised it, and no writer has had the node since.
+func (x *explorer) joins(n *exNode, p *exPacket, now time.Duration, beside bool) bool {
+	counter := n.counter
+	switch {
+	case beside && x.s.odd == joinShared:
+		return true
+	case beside && x.s.odd != joinCounter:
+		counter = n.base
+	}
+	return counter <= p.least || x.void(counter, p, now)
+}
+
+// release frees a node of one owner. A vote that is given back takes the counter back if nobody
+// else has had the node since; with readers, if all of them since the key was free give theirs back.
+func (x *explorer) release(w *exWorld, n *exNode, mine *exHold, p *exPacket, reads bool) {
+	fence := mine.fence
+	*mine = exHold{}
+	alone := n.holds == [exOwners]exHold{}
+	switch {
+	case !reads, x.s.odd == backBeside:
+		if p.before != 0 && n.counter == fence {
+			n.counter = p.before - 1
+		}
+	case p.before == 0 || x.s.odd == backKept && !alone:
+		n.votes = false
+	case alone && n.votes:
+		n.counter = n.base
+	}
+	n.tidy()
+	for j := range x.s.bids {
+		if alone && !p.silent && w.bids[j].waits && w.bids[j].status <= exBidding && w.faults.reserve > 0 {
+			n.kept = int8(j + 1)
 		}
 	}
 }
 
 // void reports whether a join may ignore a counter above its token: the bid that left it had
 // ended before the lease was last confirmed.
-func (x *explorer) void(n *exNode, p *exPacket, now time.Duration) bool {
-	ends := n.counter + uint64(exTTL+x.grace)
+func (x *explorer) void(counter uint64, p *exPacket, now time.Duration) bool {
+	ends := counter + uint64(exTTL+x.grace)
 	switch x.s.odd {
 	case joinAny:
 		return true
@@ -736,8 +870,8 @@ func (x *explorer) feed(w *exWorld, k int, e event) {
 	}
 	for i := range exNodes {
 		g, n := &c.bid.parts[i], &w.nodes[i]
-		if x.s.brief && g.state == free && g.call == idle && n.bid == int8(k+1) && n.attempt == c.attempts[i] {
-			x.fail("G4: node %d counts as free, and has the lock of attempt %d", i, n.attempt)
+		if x.s.brief && g.state == free && g.call == idle && n.find(int8(k+1), c.attempts[i]) != nil {
+			x.fail("G4: node %d counts as free, and has the lock of attempt %d", i, c.attempts[i])
 		}
 	}
 	x.judge(w, k, &out)
@@ -749,7 +883,7 @@ func (x *explorer) feed(w *exWorld, k int, e event) {
 
 func (x *explorer) forget(w *exWorld, k int) {
 	c := &w.bids[k]
-	c.told, c.before = 0, 0
+	c.told, c.before, c.writers = 0, 0, 0
 	if c.status == exDone {
 		b := &c.bid
 		b.due, b.start, b.asked, b.took, b.seen, b.tries, b.firsts = 0, 0, 0, 0, 0, 0, 0
@@ -767,7 +901,7 @@ func (x *explorer) judge(w *exWorld, k int, out *actions) {
 	c := &w.bids[k]
 	mine := 0
 	for i := range w.nodes {
-		if w.nodes[i].bid == int8(k+1) && w.nodes[i].fence == c.fences[i] && c.bid.parts[i].state == counted {
+		if h := w.nodes[i].find(int8(k+1), c.attempts[i]); h != nil && h.fence == c.fences[i] && c.bid.parts[i].state == counted {
 			mine++
 		}
 	}
@@ -780,18 +914,25 @@ func (x *explorer) judge(w *exWorld, k int, out *actions) {
 			x.fail("G2: token %d was granted after %d had been returned", first, c.before)
 		}
 		for j, t := range w.grants {
-			if j != k && t != 0 && first <= t && x.s.least(j, t) <= c.bid.fence {
+			if j != k && t != 0 && first <= t && x.s.least(j, t) <= c.bid.fence && !x.share(j, k) {
 				x.fail("G2: token %d was granted twice", max(first, x.s.least(j, t)))
 			}
 		}
 		w.grants[k] = c.bid.fence
 		w.returned = max(w.returned, c.bid.fence)
+		if !x.s.readers.has(k) {
+			w.writers = max(w.writers, c.bid.fence)
+		}
 		c.sure = c.bid.fence
 		c.status = exHolds
 		x.exclusive(w, k)
 	case extended:
-		if c.before > c.bid.fence {
-			x.fail("G3: the lease of token %d was renewed after %d had been returned", c.bid.fence, c.before)
+		before := c.before
+		if x.s.readers.has(k) {
+			before = c.writers
+		}
+		if before > c.bid.fence {
+			x.fail("G3: the lease of token %d was renewed after %d had been returned", c.bid.fence, before)
 		}
 		c.sure = c.asked
 		c.status = exHolds
@@ -817,6 +958,9 @@ func (x *explorer) judge(w *exWorld, k int, out *actions) {
 	}
 }
 
+// share reports whether two bids may have the key together.
+func (x *explorer) share(j, k int) bool { return x.s.readers.has(j) && x.s.readers.has(k) }
+
 // exclusive checks G1. A scenario without time can check it only if no key ends early.
 func (x *explorer) exclusive(w *exWorld, k int) {
 	c := &w.bids[k]
@@ -824,12 +968,12 @@ func (x *explorer) exclusive(w *exWorld, k int) {
 	if timed && w.now >= c.bid.expires {
 		x.fail("G1: a lease was returned %v after its end", w.now.Sub(c.bid.expires))
 	}
-	if x.s.faults.expire > 0 && (!timed || x.s.lease) {
+	if x.s.faults.expire+x.s.faults.lapse > 0 && (!timed || x.s.lease) {
 		return
 	}
 	for j := range x.s.bids {
 		o := &w.bids[j]
-		if j == k || o.status != exHolds && o.status != exRenews {
+		if j == k || x.share(j, k) || o.status != exHolds && o.status != exRenews {
 			continue
 		}
 		if !timed || w.now < o.bid.expires {
@@ -849,8 +993,8 @@ func (x *explorer) clean(w *exWorld) {
 		}
 	}
 	for i := range w.nodes {
-		if n := &w.nodes[i]; n.bid != 0 {
-			x.fail("G4: node %d is left to bid %c", i, 'A'+n.bid-1)
+		if n := &w.nodes[i]; n.holds[0].bid != 0 {
+			x.fail("G4: node %d is left to bid %c", i, 'A'+n.holds[0].bid-1)
 		}
 	}
 }
@@ -1035,7 +1179,7 @@ var (
 	exCalls    = [...]string{"-", "acquire", "join", "raise", "raise", "renew", "release"}
 	exAnswers  = [...]string{"no answer", "granted", "held", "reserved", "refused for now", "refused", "invalid", "not yours", "unasked"}
 	exVerdicts = [...]string{"", "granted", "renewed", "interrupted", "invalid", "twice", "held", "denied", "denied for now", "clocks apart", "too late", "stopped", "not written back", "unknown", "lost", "lost", "renewal too late", "renewal unconfirmed"}
-	exMoves    = [...]string{"begins", "looks", "its time is over", "renews", "releases", "arrives", "is answered", "the request is lost", "the answer is lost", "arrives twice", "no answer in time", "arrives late", "a late request is dropped", "its key ends early", "restarts without its memory", "restarts with its memory", "its quarantine ends", "time passes", "its clock is set", "overtakes", "crashes"}
+	exMoves    = [...]string{"begins", "looks", "its time is over", "renews", "releases", "arrives", "is answered", "the request is lost", "the answer is lost", "arrives twice", "no answer in time", "arrives late", "a late request is dropped", "its key ends early", "restarts without its memory", "restarts with its memory", "its quarantine ends", "time passes", "its clock is set", "overtakes", "crashes", "one reader ends early"}
 )
 
 // Every run explores these scenarios. (A restart without memory stands for the whole restart
@@ -1065,6 +1209,20 @@ var (
 		{name: "a clock is set", bids: 2, ticks: 7, after: true, prompt: true, keeps: true, faults: faults{step: 1, lose: 1}},
 		{name: "time passes, and messages take time", bids: 2, ticks: 5, patience: 4},
 		{name: "a clock is set, and messages take time", bids: 2, ticks: 5, patience: 4, faults: faults{step: 1}},
+
+		{name: "a writer, then two readers", bids: 3, readers: 0b110, counters: differ, proposal: alike},
+		{name: "two readers, then a writer", bids: 3, readers: 0b011, proposal: [exBids]uint64{10, 12, 9}},
+		{name: "a writer between readers, and a renewal", bids: 3, readers: 0b101, counters: differ, proposal: alike, renewals: 1},
+		{name: "readers, and a key ends early", bids: 3, readers: 0b011, proposal: [exBids]uint64{12, 10, 10}, renewals: 1, faults: faults{expire: 1}},
+		{name: "readers, one of which ends early", bids: 3, readers: 0b011, counters: differ, proposal: alike, renewals: 1, faults: faults{lapse: 1}},
+		{name: "readers, and a message is lost", bids: 3, readers: 0b110, proposal: alike, faults: faults{lose: 1}},
+		{name: "readers, and a request arrives twice", bids: 3, readers: 0b101, proposal: alike, faults: faults{again: 1}},
+		{name: "readers, and a node is slow", bids: 3, readers: 0b011, counters: differ, proposal: alike, faults: faults{slow: 1}},
+		{name: "readers, and a node forgets", bids: 3, readers: 0b011, counters: differ, proposal: alike, renewals: 1, faults: faults{forget: 1}},
+		{name: "readers, and one crashes", bids: 3, readers: 0b011, proposal: alike, faults: faults{crash: 1, expire: 1}},
+		{name: "readers, of whom one waits", bids: 3, readers: 0b110, proposal: alike, faults: faults{reserve: 1, waits: 1}},
+		{name: "readers, and time passes", bids: 3, readers: 0b011, ticks: 7, prompt: true, keeps: true},
+		{name: "readers, and a clock is set", bids: 3, readers: 0b101, ticks: 7, after: true, prompt: true, keeps: true, faults: faults{step: 1, lose: 1}},
 	}
 )
 
@@ -1093,6 +1251,14 @@ func TestEveryOrderOfEvents(t *testing.T) {
 			if f.problem != "" {
 				t.Errorf("%s\n%s", f.problem, chart(s, (*bid).step, f.path))
 			}
+			if s.readers == 0 {
+				return
+			}
+			// The states of three bids that a search by distance reaches are early ones.
+			if f = walk(s, (*bid).step, 1, walks()); f.problem != "" {
+				t.Errorf("%s, by %s\n%s", f.problem, encode(f.path), chart(s, (*bid).step, f.path))
+			}
+			t.Logf("%d random moves", f.edges)
 		})
 	}
 }
@@ -1108,6 +1274,9 @@ func TestEveryRuleIsNeeded(t *testing.T) {
 		s := scenario{lease: true, gone: 1 << 2, keeps: true, bids: 3, renewals: 2, proposal: [exBids]uint64{10, 14, 12}, faults: faults{expire: 3, again: 2}}
 		differ(&s)
 		return s
+	}
+	beside := func(readers set, odd oddity) scenario {
+		return rival(func(s *scenario) { s.readers, s.odd = readers, odd })
 	}
 	ranged := func(odd oddity) scenario {
 		s := soon
@@ -1139,6 +1308,11 @@ func TestEveryRuleIsNeeded(t *testing.T) {
 		{"a range's last token is counted", 0, ranged(firstCounted), "G2", ""},
 		{"a range's last token is in the maximum", 0, ranged(firstAnswered), "G2", ""},
 		{"a range's last token is written back", 0, ranged(firstRaised), "G2", ""},
+		{"readers: a writer joins nowhere beside them", 0, beside(0b101, joinBeside), "G3", "nA1 aB0 aC0 fB1 nA1 fC1 gC1 fB0 gB1 fB2 gB2 gB0 bB0 dB0 fB1 fB2 fB0 gB2 gB0 gB1 fC0 bB0 gC0 bC0 dB0 fB0 fB2 gB2 gB0 bB0"},
+		{"readers: one joins above the writers before them", 0, beside(0b011, joinShared), "G3", "aB0 aC0 nA0 fC2 fC0 dA0 nA2 fA0 gC2 gA0 gC0 fA1 fB2 gA1 fA2 gA2 bC0 bA0 dA0 fA1 gA1 fA2 gA2 bA0"},
+		{"readers: a renewal asks for its own", 0, beside(0b011, anyReader), "G3", "nA0 aB0 aC0 fC0 nA0 fC2 fB0 gC0 gC2 bC0 dA0 fA1 fA0 gA0 gA1 bA0"},
+		{"readers: each gets a larger token", 0, beside(0b110, readerAsAsked), "G2", "nA1 aB0 fB2 fB1 gB1 gB2 bB0 aC0 fC2 gC2 fC1 gC1 bC0"},
+		{"readers: all give their votes back, or none", 0, scenario{bids: 3, readers: 0b011, counters: [exNodes]uint64{9, 11, 13}, proposal: [exBids]uint64{10, 14, 10}, faults: faults{hurry: 2, expire: 1}, odd: backBeside}, "G2", "aA0 aB0 fA0 gA0 fB0 gB0 fA1 gA1 fA2 gA2 nA1 bA0 fA0 gA0 bA0 cB0 fB0 fA1 gA1 eA0 fA0 fA2 aC0 fC0 gC0 fC1 gC1 bC0 cC0 fC0 gC0 bC0"},
 		{"step 5", keepLosers, scenario{bids: 2, proposal: alike}, "G4", ""},
 		{"step 3: time is left", noValidity, scenario{bids: 1, ticks: 5, patience: 4}, "G1", ""},
 		{"hold, return, and clocks that agree", noClockCheck, clock, "G1", ""},
