@@ -27,6 +27,7 @@ func TestAnAnswerOfAnotherFormIsUnknown(t *testing.T) {
 	for name, spoil := range map[string]func(*etcdserverpb.TxnResponse){
 		"no answers": func(r *etcdserverpb.TxnResponse) { r.Responses = nil },
 		"no header":  func(r *etcdserverpb.TxnResponse) { r.Header = nil },
+		"refused":    func(r *etcdserverpb.TxnResponse) { r.Succeeded, r.Responses = false, nil },
 	} {
 		var spoils atomic.Bool
 		b := with(t, single(t), func(ctx context.Context, method string, req, reply any, c *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
