@@ -2,6 +2,7 @@ package zookeeper
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"time"
@@ -57,8 +58,27 @@ func (a *attempt) leave() {
 	}
 }
 
-// begin joins a session, and reads the stored data.
-func (a *attempt) begin(ctx context.Context) (err error) {
+// try makes one attempt. It makes an entry only if no other entry excludes it, so that no
+// waiter stands behind an entry that is given up at once.
+func (a *attempt) try(ctx context.Context) error {
+	if err := a.enter(ctx, false); err != nil {
+		return err
+	}
+	ahead, err := a.earlier(ctx)
+	if err != nil || before(ahead, a.req.Mode) == nil {
+		return err
+	}
+	// An entry of another library came meanwhile, which does not change the container's version.
+	if _, err := a.s.again(ctx, remove(a.node, -1)); err == nil {
+		a.node = ""
+	}
+	return a.held(ctx, &ahead[0])
+}
+
+// enter joins a session, and makes the attempt's entry: at the end of the queue, or only if no other
+// entry excludes it. Each entry changes the version of the container's data, which holds the largest
+// token. Of several concurrent attempts one succeeds, and the others look again.
+func (a *attempt) enter(ctx context.Context, wait bool) (err error) {
 	if a.s, err = a.b.session(a.req.TTL); err != nil {
 		return err
 	}
@@ -68,37 +88,10 @@ func (a *attempt) begin(ctx context.Context) (err error) {
 	if err = a.s.suits(a.req.TTL); err != nil {
 		return err
 	}
-	return a.b.look(ctx, a.s)
-}
-
-// try makes one attempt. It makes an entry only if no other entry excludes it, so that no
-// waiter stands behind an entry that is given up at once.
-func (a *attempt) try(ctx context.Context) error {
-	if err := a.begin(ctx); err != nil {
+	if err = a.b.look(ctx, a.s); err != nil {
 		return err
 	}
-	if err := a.enter(ctx, false); err != nil {
-		return err
-	}
-	first, err := a.first(ctx)
-	switch {
-	case err != nil:
-		return err
-	case first == nil:
-		return nil
-	}
-	// An entry of another library came meanwhile, which does not change the container's version.
-	if _, err := a.s.again(ctx, remove(a.node, -1)); err == nil {
-		a.node = ""
-	}
-	return a.held(ctx, first)
-}
-
-// enter makes the attempt's entry: at the end of the queue, or only if no other entry excludes
-// it. Each entry changes the version of the container's data, which holds the largest token. Of
-// several concurrent attempts one succeeds, and the others look again.
-func (a *attempt) enter(ctx context.Context, wait bool) error {
-	a.name = a.b.entryName(newGUID(), a.req.Mode)
+	a.name = a.b.entryName(rand.Text(), a.req.Mode)
 	known, err := a.inspect(ctx, wait, false)
 	if err != nil {
 		return err
@@ -266,146 +259,80 @@ func (a *attempt) earlier(ctx context.Context) ([]entry, error) {
 	return entries[:at], nil
 }
 
-// first returns the first entry of the queue if another entry excludes the attempt, and nil if
-// the attempt has the lock.
-func (a *attempt) first(ctx context.Context) (*entry, error) {
-	ahead, err := a.earlier(ctx)
-	if err != nil || before(ahead, a.req.Mode) == nil {
-		return nil, err
-	}
-	return &ahead[0], nil
-}
-
-// checkInterval is the longest time between two checks of a waiter.
-const checkInterval = 5 * time.Second
-
 // wait joins the key's queue and returns when it has the lock.
 func (a *attempt) wait(ctx context.Context) error {
 	for {
-		if err := a.queue(ctx); err != nil {
+		bounded, cancel := a.b.bound(ctx)
+		err := a.enter(bounded, true)
+		cancel()
+		if err != nil {
 			return err
 		}
-		err := a.sleep(ctx)
-		if !errors.Is(err, errGone) && !errors.Is(err, errExpired) && !errors.Is(err, errAbandoned) {
+		err = a.sleep(ctx)
+		if !errors.Is(err, errGone) && !errors.Is(err, errExpired) {
 			return err
 		}
 		a.leave() // the session ended while no server could be reached: go to the end of the queue
 	}
 }
 
-// queue takes a place at the end of the queue.
-func (a *attempt) queue(ctx context.Context) error {
-	ctx, cancel := a.b.bound(ctx)
-	defer cancel()
-	if err := a.begin(ctx); err != nil {
-		return err
-	}
-	return a.enter(ctx, true)
-}
+// checkInterval is the longest time between two looks of a waiter.
+const checkInterval = 5 * time.Second
 
-// sleep waits until no earlier entry excludes the attempt. Unless its own entry was made lately, it
-// then confirms that this entry exists. It repeats a failed look: the attempt keeps its place as
-// long as its session lives.
+// sleep waits until no earlier entry excludes the attempt. It repeats a failed look: the attempt keeps
+// its place as long as its session lives.
 func (a *attempt) sleep(ctx context.Context) error {
-	alone := false
 	for {
-		next, err := a.excluder(ctx)
+		gone, err := a.stand(ctx)
+		pause := checkInterval
 		switch {
-		case err == nil && next == nil && time.Since(a.sent) < a.req.TTL/10:
-			return nil // the lease may count from the write that made the entry
-		case err == nil && next == nil:
-			alone = true
-			err = a.confirm(ctx)
-		}
-		switch {
-		case err == nil && alone:
+		case err == nil && gone == nil:
 			return nil
 		case err == nil:
-			if err := a.await(ctx, next); err != nil {
-				return err
-			}
-		case errors.Is(err, errGone), errors.Is(err, errExpired), errors.Is(err, errAbandoned), errors.Is(err, driver.ErrClosed), definite(err):
+		case errors.Is(err, errGone), errors.Is(err, errExpired), errors.Is(err, driver.ErrClosed), definite(err):
 			return err
 		default:
-			select {
-			case <-time.After(20 * time.Millisecond):
-			case <-ctx.Done():
-				return ctx.Err()
-			}
+			pause = 20 * time.Millisecond
 		}
-		alone = false
-	}
-}
-
-// excluder returns the entry to wait for, nil if no entry excludes the attempt. It notes the holder
-// at its first look, unless the entry to wait for is the holder's.
-func (a *attempt) excluder(ctx context.Context) (*entry, error) {
-	ctx, cancel := a.b.bound(ctx)
-	defer cancel()
-	ahead, err := a.earlier(ctx)
-	if err != nil {
-		return nil, err
-	}
-	next := before(ahead, a.req.Mode)
-	if next != nil && a.seen == nil && next.name != ahead[0].name {
-		_ = a.held(ctx, &ahead[0]) // used if ctx ends
-	}
-	return next, nil
-}
-
-// confirm finds the entry by a write: the leader confirms the session, and a majority confirms
-// the leader.
-func (a *attempt) confirm(ctx context.Context) error {
-	ctx, cancel := a.b.bound(ctx)
-	defer cancel()
-	sent, err := confirm(ctx, a.s, a.node)
-	if err == nil {
-		a.sent = sent
-	}
-	return err
-}
-
-// confirm returns when the request that found the entry was sent. The error is errGone if the
-// entry does not exist.
-func confirm(ctx context.Context, s *session, node string) (sent time.Time, err error) {
-	for {
-		sent = time.Now()
-		_, err = s.ask(ctx, check(node))
-		switch {
-		case errors.Is(err, errNoNode):
-			return sent, errGone
-		case !errors.Is(err, errBroken) || ctx.Err() != nil:
-			return sent, err
+		look := time.NewTimer(pause)
+		select {
+		case <-gone:
+		case <-look.C:
+		case <-ctx.Done():
 		}
-	}
-}
-
-// await waits until an entry is removed, or for a while.
-func (a *attempt) await(ctx context.Context, next *entry) error {
-	bounded, cancel := a.b.bound(ctx)
-	got, gone, err := a.s.watch(bounded, a.dir+"/"+next.name)
-	if err == nil && a.seen == nil {
-		if got != nil {
-			a.seen = heldBy(next, *got)
-		} else {
-			_ = a.held(bounded, next)
-		}
-	}
-	cancel()
-	if err != nil {
-		if ctx.Err() != nil {
+		if look.Stop(); ctx.Err() != nil {
 			return ctx.Err()
 		}
-		return nil // try again after a look
 	}
-	look := time.NewTimer(checkInterval)
-	defer look.Stop()
-	select {
-	case <-gone:
-		return nil
-	case <-look.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
+}
+
+// stand returns a channel that is closed when the attempt may have the lock, nil if it has the lock. It
+// confirms then that its entry exists, unless that was made lately: the lease may count from the write
+// that made it. It notes the holder at its first look.
+func (a *attempt) stand(ctx context.Context) (gone <-chan struct{}, err error) {
+	ctx, cancel := a.b.bound(ctx)
+	defer cancel()
+	for {
+		ahead, err := a.earlier(ctx)
+		if err != nil {
+			return nil, err
+		}
+		next := before(ahead, a.req.Mode)
+		if next == nil {
+			if time.Since(a.sent) >= a.req.TTL/10 {
+				err = a.confirm(ctx)
+			}
+			return nil, err
+		}
+		got, gone, err := a.s.watch(ctx, a.dir+"/"+next.name)
+		switch {
+		case errors.Is(err, errNoNode):
+			continue
+		case err == nil && a.seen == nil && got != nil && next.name == ahead[0].name:
+			a.seen = heldBy(next, *got)
+		case err == nil && a.seen == nil:
+			_ = a.held(ctx, &ahead[0]) // used if the wait's context ends
+		}
+		return gone, err
 	}
 }

@@ -18,12 +18,11 @@ var (
 	errSequence = errors.New("the key has used up its sequence numbers")
 	// errGone says that the call's entry was removed.
 	errGone = errors.New("our entry is gone")
-	// errExpired says that the servers have ended the session and deleted its entries.
+	// errExpired says that the servers have ended the session and deleted its entries, or that none
+	// took up the session for longer than it can last.
 	errExpired = errors.New("the session has expired")
 	// errUnused says that the session ended because nobody used it.
 	errUnused = errors.New("the session was not used for long")
-	// errAbandoned says that no server took up the session for longer than it can last.
-	errAbandoned = errors.New("no server knows the session")
 )
 
 // definite reports whether err is a server's answer that says that the request had no effect, and that

@@ -1,8 +1,6 @@
 package zookeeper
 
 import (
-	"crypto/rand"
-	"encoding/hex"
 	"fmt"
 	"net/url"
 	"slices"
@@ -70,15 +68,6 @@ func unescape(name string) string {
 func (b *Backend) Path(key string) string { return b.opt.Path + escape(b.opt.Prefix+key) }
 
 func (b *Backend) marker() string { return b.opt.Path + marker }
-
-// newGUID returns the part of an entry's name by which its owner finds it.
-func newGUID() string {
-	var g [16]byte
-	_, _ = rand.Read(g[:]) // it never fails
-	g[6], g[8] = g[6]&0x0f|0x40, g[8]&0x3f|0x80
-	s := hex.EncodeToString(g[:])
-	return s[:8] + "-" + s[8:12] + "-" + s[12:16] + "-" + s[16:20] + "-" + s[20:]
-}
 
 const protected = "_c_"
 

@@ -38,6 +38,24 @@ func (p *place) find(ctx context.Context) error {
 	return nil
 }
 
+// confirm finds the entry by a write: the leader confirms the session, and a majority confirms the
+// leader. A lease counts from when that was sent. The error is errGone if there is no entry.
+func (p *place) confirm(ctx context.Context) error {
+	for {
+		sent := time.Now()
+		_, err := p.s.ask(ctx, check(p.node))
+		switch {
+		case err == nil:
+			p.sent = sent
+			return nil
+		case errors.Is(err, errNoNode):
+			return errGone
+		case !errors.Is(err, errBroken) || ctx.Err() != nil:
+			return err
+		}
+	}
+}
+
 // remove deletes the entry, if there is one.
 func (p *place) remove(ctx context.Context) error {
 	if p.s.over() != nil {
@@ -96,7 +114,7 @@ func (l *lease) grant(ttl time.Duration) driver.Grant {
 
 // renew checks that the entry is still there.
 func (l *lease) renew(call *base.Call, r *driver.Renewal) (driver.Grant, error) {
-	sent, err := confirm(call, l.s, l.node)
+	err := l.confirm(call)
 	switch {
 	case errors.Is(err, errGone), errors.Is(err, errExpired):
 		l.s.leave()
@@ -104,7 +122,6 @@ func (l *lease) renew(call *base.Call, r *driver.Renewal) (driver.Grant, error) 
 	case err != nil:
 		return driver.Grant{}, l.b.failed(call, l.s, err)
 	}
-	l.sent = sent
 	return l.grant(r.TTL), nil
 }
 

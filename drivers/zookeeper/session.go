@@ -150,7 +150,7 @@ func (s *session) alive() bool {
 	switch {
 	case s.dead != nil:
 	case s.link == nil && s.id != 0 && now.Sub(s.since) > 2*s.timeout+10*s.b.opt.CallTimeout:
-		s.setDead(errAbandoned)
+		s.setDead(errExpired)
 	case s.users == 0 && (s.retired || now.Sub(s.idle) > s.b.longestIdle):
 		s.setDead(errUnused)
 	}
@@ -197,7 +197,7 @@ func (s *session) die(why error) {
 // setDead is called under s.mu.
 func (s *session) setDead(why error) {
 	s.dead = why
-	if errors.Is(why, errExpired) || errors.Is(why, errAbandoned) { // by then its leases have ended
+	if errors.Is(why, errExpired) { // by then its leases have ended
 		close(s.lost)
 	}
 	s.fireAll()
@@ -223,8 +223,9 @@ func (s *session) watch(ctx context.Context, node string) (got *answer, gone <-c
 	found, err := s.ask(ctx, get(node, 1))
 	if err != nil {
 		s.fire(node) // others look, too
+		return nil, nil, err
 	}
-	return &found, c, err
+	return &found, c, nil
 }
 
 // fire ends the watch on a node.
