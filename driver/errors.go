@@ -50,6 +50,9 @@ type HeldError struct {
 	// ReservedForWaiter: the lock was just released, and the server keeps it for the first
 	// waiter in the queue, for RetryAfter at most. Holder is empty.
 	ReservedForWaiter bool
+	// Mode is Shared if readers have the lock, or if it is reserved for some: a request for Shared is then
+	// refused only because a writer waits. Holder is empty.
+	Mode Mode
 	// Server and Clock are as in Grant.
 	Server string
 	Clock  time.Time
@@ -63,6 +66,8 @@ func (e *HeldError) Error() string {
 	switch {
 	case e.ReservedForWaiter:
 		b.WriteString("kept for the first waiter in the queue")
+	case e.Mode == Shared:
+		b.WriteString("shared by other owners")
 	case e.Holder == "":
 		b.WriteString("held by another owner")
 	default:

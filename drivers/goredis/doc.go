@@ -75,7 +75,12 @@
 //	<prefix>redlock1:queue:{<prefix><key>}
 //
 // It is removed with its last waiter, or two and a half minutes after the last request of a
-// waiter. The 1 is the version of this layout, which is frozen. Keys that begin with
+// waiter. While readers share a lock the string at the key is "redlock1:shared", with the latest of
+// their ends, and a sorted set has each of them by its end:
+//
+//	<prefix>redlock1:readers:{<prefix><key>}
+//
+// The 1 is the version of this layout, which is frozen. Keys that begin with
 // "redlock1:" are refused.
 //
 // Each operation is one script, so a lock costs one round trip; requests of many callers at
@@ -96,7 +101,7 @@
 // Some rights may be missing. Without INFO a restart of the server goes unnoticed, and there is
 // no restart guard (which also needs Redis 7, because Redis 6 keeps scripts over a restart).
 // Without pub/sub, or without the wait queue (+zadd +zpopmin +zrem +zrange), waiters poll, and one
-// notice says so. Without MGET and EXISTS each request is a script of its own. SELECT is only for databases other than 0. The sentinels' own user needs
+// notice says so, and shared mode is refused. Without MGET and EXISTS each request is a script of its own. SELECT is only for databases other than 0. The sentinels' own user needs
 // +sentinel +subscribe.
 //
 // # Waiting
@@ -114,6 +119,24 @@
 // time, set foreign_gap=250ms in all of them. In the first quarter of each second of the
 // server's clock a release then frees the lock for other libraries, and waiters here hold back,
 // which costs them up to a quarter of their locks. Within one process dlock keeps the order.
+//
+// # Readers
+//
+// A shared lock is right where several may read what one changes, and reading takes long enough to
+// meet a change: a file or a directory that is replaced, a report over many rows, a cache that is
+// rebuilt. A read of one row or one key needs none, since the store reads it in one piece; and where
+// reading is short an exclusive lock costs less, since a reader's scripts run more commands.
+//
+// Readers have the lock together, each with its own TTL, token and renewal, and one that died ends
+// by itself. A token of a writer is above those of all readers and writers before it, a reader's
+// above those of all writers before it. Readers and writers wait in one queue: a release lets in
+// all readers up to the first writer, and a reader that comes while a writer waits stands behind
+// it. So neither side starves, as long as waiters need not poll. A writer that hangs in the queue
+// holds up new readers as long as other readers have the lock, and until the server ends its
+// connection; one that died holds up nobody. While a reader has the lock, SET NX PX of other
+// libraries fails; these are in no queue, so readers that overlap all the time leave them no gap.
+// WithMinHold keeps a reader's share as it keeps a lock. There is neither an upgrade nor a
+// downgrade, and no shared mode in a quorum.
 //
 // # Time
 //

@@ -2,6 +2,7 @@ package redisnode
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	mathrand "math/rand/v2"
 	"slices"
@@ -24,6 +25,7 @@ type attempt struct {
 	owner  string
 	value  string // the stored value, if the server takes the proposed token
 	names  names.Siblings
+	shared bool
 	place  string   // place in the wait queue; empty: nobody waits
 	more   []string // arguments of acquire about the queue, or of join about the token
 	quorum *quorum.Info
@@ -53,11 +55,17 @@ func (n *Node) attempt(req *driver.Request) *attempt {
 		t.ask.op, t.floor = lua.Join, req.ExactFence
 		t.more = []string{strconv.FormatUint(max(req.FenceFloor, req.ExactFence), 10)}
 	}
+	if t.shared = req.Mode == driver.Shared; t.shared {
+		t.ask.op, t.more = lua.AcquireShared, []string{"", queueLife, "0"}
+	}
 	var lock string
 	lock, t.value = t.names.Of(n.names, req.Key, req.Owner, t.floor)
 	t.proposal = t.value[len(req.Owner)+1:]
 	t.ask.q, t.ask.ttl, t.ask.script = n.guard.of(t.quorum), req.TTL, t
 	t.ask.keys = n.fenced(t.ask.room.keys[:0], lock, t.names.Counter, req.Key, t.ask.q)
+	if t.shared {
+		t.ask.keys = slices.Insert(t.ask.keys, 3, n.names.Readers(req.Key), t.names.WaitQueue) // meta is the last
+	}
 	return t
 }
 
@@ -71,7 +79,11 @@ func (t *attempt) free() {
 
 func (t *attempt) args(p *process, args []string) []string {
 	t.last.process, t.last.notAfter = p, p.clock.at(t.deadline)
-	return append(append(args, strconv.FormatInt(t.last.notAfter, 10), t.owner, t.span.px, t.proposal, t.span.life), t.more...)
+	args = append(args, strconv.FormatInt(t.last.notAfter, 10), t.owner, t.span.px, t.proposal, t.span.life)
+	if t.shared {
+		args = append(args, flag(t.again || t.node.cfg.Repeats), t.node.tells(), t.node.waiterChannels)
+	}
+	return append(args, t.more...)
 }
 
 // doubt notes that the last sent call is in doubt.
@@ -95,7 +107,7 @@ func (t *attempt) end(ctx context.Context, err error) (driver.Lease, error) {
 	n, key, l := t.node, t.key, t.lease
 	if len(t.late) > 0 {
 		if err != nil {
-			n.cleanUp(ctx, unsettled{t.key, t.owner + "|", t.last.life, t.place, t.late, t.quorum != nil && t.ask.op == lua.Acquire})
+			n.cleanUp(ctx, unsettled{t.key, t.owner + "|", t.shared, t.last.life, t.place, t.late, t.quorum != nil && t.ask.op == lua.Acquire})
 		}
 	} else if t.answered {
 		t.free()
@@ -109,6 +121,9 @@ func (t *attempt) end(ctx context.Context, err error) (driver.Lease, error) {
 func (t *attempt) heard(a *answer, err error, late bool) error {
 	n := t.node
 	if t.answered = err == nil; err != nil {
+		if reply := ServerError(""); t.shared && errors.As(err, &reply) && reply.forbids() && !strings.Contains(string(reply), "key") {
+			return &driver.RefusedError{Reason: n.cfg.Addr + ": shared mode is not allowed (+zadd +zrem +zrange, beside the rights of any lock)", Err: reply}
+		}
 		if !n.unknown(err) {
 			return err
 		}
@@ -149,7 +164,7 @@ func (t *attempt) granted(a *answer) error {
 		t.doubt()
 		return errGarbled
 	}
-	l := &Lease{node: t.node, key: t.key, value: t.value, names: t.names, quorum: t.quorum, before: before}
+	l := &Lease{node: t.node, key: t.key, value: t.value, shared: t.shared, names: t.names, quorum: t.quorum, before: before}
 	if len(t.late) > 0 {
 		l.inDoubt = &inDoubt{tries: t.late}
 	}
@@ -180,8 +195,11 @@ func held(a *answer) *driver.HeldError {
 	e := &driver.HeldError{Clock: a.learn(3), Server: a.process.run}
 	owner, fence := names.Parse(value)
 	e.Holder = owner
-	if strings.HasPrefix(value, names.Next) {
+	switch {
+	case strings.HasPrefix(value, names.Next):
 		e.Holder, e.ReservedForWaiter = "", true
+	case value == names.Shared:
+		e.Holder, e.Mode = "", driver.Shared
 	}
 	if fence > 0 {
 		e.Since = time.UnixMicro(int64(fence))
@@ -231,7 +249,7 @@ func (n *Node) StartAcquire(term async.Term, req *driver.Request, r async.Receiv
 
 // takePlace gives the attempt its place in the queue, if a waiter watches the key.
 func (t *attempt) takePlace() {
-	place, since := t.node.queue.takePlace(t.key)
+	place, since := t.node.queue.takePlace(t.key, t.shared)
 	if place == "" {
 		return
 	}
@@ -240,5 +258,8 @@ func (t *attempt) takePlace() {
 	}
 	t.place = place
 	t.more = []string{place, queueLife, strconv.FormatInt(since, 10)}
+	if t.shared {
+		return
+	}
 	t.ask.keys = slices.Insert(t.ask.keys, 3, t.names.WaitQueue) // meta is the last
 }

@@ -38,7 +38,7 @@ func TestABatchTellsEachCallItsOutcome(t *testing.T) {
 	do(t, s, "ZADD", "redlock1:queue:{waited}", "1", "x.1.30")
 	do(t, s, "SET", "redlock1:fence:{odd}", "odd")
 	release := func(key, value string) *request {
-		return &n.releasing(key, value, "", names.Siblings{WaitQueue: n.names.WaitQueue(key)}).ask
+		return &n.releasing(key, value, "", false, names.Siblings{WaitQueue: n.names.WaitQueue(key)}).ask
 	}
 	acquire := func(key string) *request {
 		a := n.attempt(&driver.Request{Key: key, Owner: "o/2", TTL: time.Minute, FenceFloor: uint64(time.Now().UnixMicro())})

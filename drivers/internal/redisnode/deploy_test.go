@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
@@ -162,6 +163,10 @@ func (s *suite) cluster(t *testing.T) {
 			t.Errorf("%q: token %d follows a counter at %d", key, next.Grant().Fence, l.Grant().Fence+5)
 		}
 		unlock(t, next)
+		first, second := drivertest.Grant(t, b, s.reads(key)), drivertest.Grant(t, other, s.reads(key))
+		drivertest.Renew(t, first, time.Minute)
+		unlock(t, first)
+		unlock(t, second)
 	}
 	if len(servers) != 3 {
 		t.Errorf("the grants name %d servers, want 3", len(servers))
@@ -301,6 +306,11 @@ func (s *suite) allRights(t *testing.T) {
 				return err
 			})
 			unlock(t, l)
+			req := s.ask(key, 20*time.Second)
+			req.Mode = driver.Shared
+			reader := drivertest.Grant(t, b, req)
+			drivertest.Renew(t, reader, 20*time.Second)
+			unlock(t, reader)
 		}
 		var wg sync.WaitGroup // enough concurrent calls to be gathered
 		for i := range 32 {

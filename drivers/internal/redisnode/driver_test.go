@@ -65,6 +65,7 @@ var alone = tests{
 		{"QueueServesFirstComeFirst", steadily((*suite).queueOrder)},
 		{"QueuePassesOverTheDeadAndTheSilent", steadily((*suite).queueDead)},
 		{"QueueForgetsAWaiterThatLeaves", steadily((*suite).queueLeaves)},
+		{"QueueLetsInReadersUpToTheFirstWriter", steadily((*suite).queueShared)},
 	},
 }
 
@@ -93,6 +94,9 @@ var together = tests{
 	},
 	shared: []test{
 		{"WithoutTheRightToAQueueWaitersPoll", (*suite).queueRefused},
+		{"ReadersAndForeignLocksExcludeEachOther", (*suite).sharedForeign},
+		{"OperatorsSeeAndBreakEachReader", (*suite).sharedOperators},
+		{"ReadersWithKeepGuardAndLostAnswer", (*suite).sharedLeases},
 		{"IdleWaitersAskNobody", (*suite).idleWaiters},
 		{"RestartGuard", (*suite).guards},
 		{"CleanUpOutlivesAnOutage", (*suite).cleanUpAfterOutage},

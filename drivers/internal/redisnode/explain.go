@@ -102,7 +102,7 @@ func (n *Node) verdict(key string, e ServerError) *driver.RefusedError {
 		}
 		return no(0, "this server is one node of a Cluster: use topology=cluster")
 	case "WRONGTYPE":
-		return no(0, "the key %q, or its counter %q, holds something that is no lock", n.names.Lock(key), n.names.Counter(key))
+		return no(0, "the key %q, its counter %q, or its readers %q, holds something that is no lock", n.names.Lock(key), n.names.Counter(key), n.names.Readers(key))
 	case "GUARD":
 		return n.guard.refusal(text)
 	}

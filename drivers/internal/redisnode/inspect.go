@@ -3,6 +3,7 @@ package redisnode
 import (
 	"context"
 	"errors"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -26,26 +27,33 @@ func (n *Node) Lookup(ctx context.Context, key string) (*driver.State, error) {
 }
 
 func (n *Node) lookup(ctx context.Context, key string) (*driver.State, error) {
-	keys := []string{n.names.Lock(key), n.names.Counter(key), n.names.WaitQueue(key)}
-	a, err := heed(ctx, &n.wg, func() (*answer, error) { return n.try(ctx, lua.Lookup, keys, "0") })
+	a, err := heed(ctx, &n.wg, func() (*answer, error) { return n.try(ctx, lua.Lookup, n.inspected(nil, key), "0") })
 	if err != nil {
 		return nil, err
 	}
 	now := a.learn(0)
-	counter, _ := number(a.Reply, 1)
-	value, _ := text(a.Reply, 2)
-	pttl, _ := number(a.Reply, 3)
-	waiters, _ := number(a.Reply, 4)
-	if now.IsZero() {
+	if now.IsZero() || len(a.Reply) != 7 {
 		return nil, errGarbled
 	}
-	s := stateOf(key, value, pttl, counter, waiters)
-	s.Queue = queue(a.Reply)
+	s := stateOf(key, now, a.Reply[1:1+told])
+	s.Queue = queue(a.Reply[1+told])
 	return s, nil
 }
 
-// stateOf makes a state from the server's data: PTTL, the counter, and the number of waiters.
-func stateOf(key, value string, pttl, counter, waiters int64) *driver.State {
+// inspected appends the keys of one lock that lookup and list want.
+func (n *Node) inspected(keys []string, key string) []string {
+	return append(keys, n.names.Lock(key), n.names.Counter(key), n.names.WaitQueue(key), n.names.Readers(key))
+}
+
+// told is how much lookup and list reply about a lock.
+const told = 5
+
+// stateOf makes a state of it.
+func stateOf(key string, now time.Time, reply []any) *driver.State {
+	counter, _ := number(reply, 0)
+	value, _ := text(reply, 1)
+	pttl, _ := number(reply, 2)
+	waiters, _ := number(reply, 3)
 	s := &driver.State{Key: key, Fence: uint64(max(counter, 0)), Waiters: int(waiters)}
 	left := time.Duration(max(pttl, 0)) * time.Millisecond
 	switch {
@@ -54,31 +62,57 @@ func stateOf(key, value string, pttl, counter, waiters int64) *driver.State {
 	case strings.HasPrefix(value, names.Next):
 		s.ReservedFor = max(left, time.Millisecond)
 		return s
+	case value == names.Shared:
+		s.Mode = driver.Shared
+		scored(reply[4], func(member string, us int64) {
+			switch end := time.UnixMicro(us).Sub(now); {
+			case end <= 0:
+			case strings.HasPrefix(member, names.Next):
+				s.ReservedFor = max(s.ReservedFor, end)
+			default:
+				s.Holders = append(s.Holders, holder(member, end))
+			}
+		})
+		if len(s.Holders) > 0 {
+			s.ReservedFor = 0
+		}
+		if len(s.Holders) > 0 || s.ReservedFor > 0 {
+			return s
+		}
 	}
+	s.Holders = []driver.Holder{holder(value, left)}
+	return s
+}
+
+func holder(value string, left time.Duration) driver.Holder {
 	h := driver.Holder{TTL: left}
 	h.Owner, h.Fence = names.Parse(value)
 	if h.Fence > 0 {
 		h.Since = time.UnixMicro(int64(h.Fence))
 	}
-	s.Holders = []driver.Holder{h}
-	return s
+	return h
+}
+
+// scored calls fn for the members of a sorted set, with their scores.
+func scored(reply any, fn func(member string, score int64)) {
+	pairs, _ := reply.([]any)
+	for i := 0; i+1 < len(pairs); i += 2 {
+		member, _ := pairs[i].(string)
+		digits, _ := pairs[i+1].(string)
+		if score, err := strconv.ParseFloat(digits, 64); err == nil {
+			fn(member, int64(min(score, driver.MaxFence)))
+		}
+	}
 }
 
 // queue reads the waiters, without those that only listen, which have no place.
-func queue(reply []any) []driver.Holder {
-	if len(reply) < 6 {
-		return nil
-	}
-	pairs, _ := reply[5].([]any)
-	var all []driver.Holder
-	for i := 0; i+1 < len(pairs); i += 2 {
-		place, _ := pairs[i].(string)
-		score, _ := pairs[i+1].(string)
-		if us, err := strconv.ParseFloat(score, 64); err == nil && us > 0 && us < driver.MaxFence {
+func queue(reply any) (all []driver.Holder) {
+	scored(reply, func(place string, us int64) {
+		if us > 0 && us < driver.MaxFence {
 			name, _, _ := strings.Cut(place, ".")
-			all = append(all, driver.Holder{Owner: name, Since: time.UnixMicro(int64(us))})
+			all = append(all, driver.Holder{Owner: name, Since: time.UnixMicro(us)})
 		}
-	}
+	})
 	return all
 }
 
@@ -129,24 +163,21 @@ func (n *Node) lookups(ctx context.Context, s Server, keys []string) ([]*driver.
 		}
 		return states, nil
 	}
-	args := append(make([]string, 0, 3*len(keys)+3), "EVAL", lua.List, strconv.Itoa(3*len(keys)))
+	args := []string{"EVAL", lua.List, strconv.Itoa(4 * len(keys))}
 	for _, key := range keys {
-		args = append(args, n.names.Lock(key), n.names.Counter(key), n.names.WaitQueue(key))
+		args = n.inspected(args, key)
 	}
 	reply, err := s.Do(ctx, args...)
 	if err != nil {
 		return nil, err
 	}
 	all, _ := reply.([]any)
-	if len(all) != 4*len(keys) {
+	if len(all) != 1+told*len(keys) {
 		return nil, errGarbled
 	}
+	now, _ := number(all, 0)
 	for i, key := range keys {
-		value, _ := text(all, 4*i)
-		pttl, _ := number(all, 4*i+1)
-		counter, _ := number(all, 4*i+2)
-		waiters, _ := number(all, 4*i+3)
-		states[i] = stateOf(key, value, pttl, counter, waiters)
+		states[i] = stateOf(key, time.UnixMicro(now), all[1+told*i:])
 	}
 	return states, nil
 }
@@ -194,23 +225,25 @@ func glob(s string) string {
 	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`, `]`, `\]`).Replace(s)
 }
 
-// Break frees the lock, if its holder's token is fence, and tells the next waiter.
+// Break takes the lock from the holder with the token of h, and tells the next waiter.
 func (n *Node) Break(ctx context.Context, key string, h driver.Holder) error {
 	if n.closed.Load() {
 		return driver.ErrClosed
 	}
 	s, err := n.lookup(ctx, key)
-	if err == nil && len(s.Holders) > 0 && h.Fence > 0 && s.Holders[0].Fence == h.Fence {
-		value := s.Holders[0].Owner + "|" + strconv.FormatUint(h.Fence, 10)
-		found, err := n.releasing(key, value, "", names.Siblings{WaitQueue: n.names.WaitQueue(key)}).do(ctx)
-		if err != nil || found {
-			return n.explain(key, err)
-		}
-	}
 	if err != nil {
 		return n.explain(key, err)
 	}
-	return driver.ErrLost
+	i := slices.IndexFunc(s.Holders, func(has driver.Holder) bool { return h.Fence > 0 && has.Fence == h.Fence })
+	if i < 0 {
+		return driver.ErrLost
+	}
+	value := s.Holders[i].Owner + "|" + strconv.FormatUint(h.Fence, 10)
+	found, err := n.releasing(key, value, "", s.Mode == driver.Shared, names.Siblings{WaitQueue: n.names.WaitQueue(key)}).do(ctx)
+	if err == nil && !found {
+		return driver.ErrLost
+	}
+	return n.explain(key, err)
 }
 
 // EachServer calls fn for every server that holds locks, one after the other, with its address

@@ -21,6 +21,7 @@ type Lease struct {
 	node   *Node
 	key    string
 	value  string // the stored value: owner|token
+	shared bool
 	names  names.Siblings
 	quorum *quorum.Info
 
@@ -130,6 +131,9 @@ func (l *Lease) renewal(r *driver.Renewal) *renewal {
 	t.node, t.part = n, t
 	t.ask.op, t.ask.q, t.ask.ttl, t.ask.script = lua.Renew, q, r.TTL, t
 	t.ask.keys = n.fenced(t.ask.room.keys[:0], n.names.Lock(l.key), l.names.Counter, l.key, q)
+	if l.shared {
+		t.ask.op, t.ask.keys = lua.RenewShared, slices.Insert(t.ask.keys, 3, n.names.Readers(l.key)) // meta is the last
+	}
 	return t
 }
 
@@ -241,7 +245,7 @@ func (l *Lease) GiveBack(silent bool) {
 
 // releasing makes the release of the lease.
 func (l *Lease) releasing() *releasing {
-	t := l.node.releasing(l.key, l.value, "", l.names)
+	t := l.node.releasing(l.key, l.value, "", l.shared, l.names)
 	t.once = l.quorum != nil
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -319,7 +323,7 @@ func (l *Lease) freed(ctx context.Context, found bool, err error) error {
 			if l.quorum != nil {
 				life += l.quorum.Grace
 			}
-			n.cleanUp(ctx, unsettled{key: l.key, value: l.value, life: life})
+			n.cleanUp(ctx, unsettled{key: l.key, value: l.value, shared: l.shared, life: life})
 		}
 		return n.explain(l.key, err)
 	}
@@ -331,7 +335,7 @@ func (l *Lease) freed(ctx context.Context, found bool, err error) error {
 	if len(late) > 0 && first {
 		// A try of the acquisition may still arrive.
 		owner, _, _ := strings.Cut(l.value, "|")
-		l.node.cleanUp(ctx, unsettled{key: l.key, value: owner + "|", life: late[0].life, late: late})
+		l.node.cleanUp(ctx, unsettled{key: l.key, value: owner + "|", shared: l.shared, life: late[0].life, late: late})
 	}
 	if !found && first {
 		return driver.ErrLost

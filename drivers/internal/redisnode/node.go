@@ -64,7 +64,7 @@ func (n *Node) Info() driver.Info {
 	if n.cfg.Guard > 0 {
 		most = n.cfg.Guard
 	}
-	return driver.Info{Name: n.cfg.Name, Features: driver.FeatureFencing | driver.FeatureQuorumNode | driver.FeatureKeep | driver.FeatureOrdered, MinTTL: minTTL, MaxTTL: most}
+	return driver.Info{Name: n.cfg.Name, Features: driver.FeatureShared | driver.FeatureFencing | driver.FeatureQuorumNode | driver.FeatureKeep | driver.FeatureOrdered, MinTTL: minTTL, MaxTTL: most}
 }
 
 // String returns the server's address, without any secret.
@@ -87,6 +87,8 @@ func (n *Node) checkOwn(req *driver.Request) error {
 		return driver.Invalid("key", "begins with %q, which is reserved for the keys beside locks", names.Layout)
 	case strings.Contains(req.Owner, "|"):
 		return driver.Invalid("owner", "contains '|'")
+	case req.Mode == driver.Shared && req.Quorum != nil:
+		return driver.Invalid("mode", "a quorum has no shared mode")
 	case req.ExactFence > driver.MaxFence:
 		return driver.Invalid("ExactFence", "%d is over the largest token, %d", req.ExactFence, uint64(driver.MaxFence))
 	}

@@ -22,6 +22,7 @@ type releasing struct {
 	value string
 	names names.Siblings
 
+	shared   bool  // it is what a reader has
 	silent   bool  // no waiter is told
 	giveBack bool  // the first try sets the counter back…
 	before   int64 // …to this
@@ -31,7 +32,7 @@ type releasing struct {
 	found bool   // it has found such a lock
 }
 
-func (n *Node) releasing(key, value, place string, beside names.Siblings) *releasing {
+func (n *Node) releasing(key, value, place string, shared bool, beside names.Siblings) *releasing {
 	t, _ := n.releasings.Get().(*releasing)
 	if t == nil {
 		t = new(releasing)
@@ -39,7 +40,16 @@ func (n *Node) releasing(key, value, place string, beside names.Siblings) *relea
 	t.node, t.part, t.key, t.value, t.place, t.names = n, t, key, value, place, beside
 	t.ask.op, t.ask.script = lua.Release, t
 	t.ask.keys = append(t.ask.room.keys[:0], n.names.Lock(key), beside.WaitQueue)
+	if shared {
+		t.share()
+	}
 	return t
+}
+
+// share asks the script that knows readers: a reader releases, or the release met readers.
+func (t *releasing) share() {
+	t.shared, t.ask.op = true, lua.ReleaseShared
+	t.ask.keys = append(t.ask.keys[:2:2], t.node.names.Readers(t.key))
 }
 
 // giveBackTo makes the first try set the counter back.
@@ -57,11 +67,8 @@ func (t *releasing) free() {
 }
 
 func (t *releasing) args(p *process, args []string) []string {
-	n, tells := t.node, "1"
-	if n.cfg.Cluster { // PUBLISH counts only the subscribers of one node
-		tells = "0"
-	}
-	args = append(args, tells, t.value, n.waiterChannels)
+	n := t.node
+	args = append(args, n.tells(), t.value, n.waiterChannels)
 	if t.place != "" {
 		return append(args, t.place)
 	}
@@ -70,7 +77,7 @@ func (t *releasing) args(p *process, args []string) []string {
 		silent = "silent"
 	}
 	switch {
-	case t.giveBack && !t.again:
+	case t.giveBack && !t.again && !t.shared:
 		before := ""
 		if t.before > 0 {
 			before = strconv.FormatInt(t.before, 10)
@@ -119,14 +126,31 @@ func (t *releasing) heard(a *answer, err error, late bool) error {
 			})
 		}
 		return nil
+	case 4:
+		if !t.shared {
+			t.share()
+			return errAgain
+		}
 	}
 	t.maybe = true
 	return t.failed(errGarbled, late)
 }
 
+// tells is the argument that says whether PUBLISH tells if a waiter is there: in a Cluster it counts only
+// the subscribers of one node.
+func (n *Node) tells() string { return flag(!n.cfg.Cluster) }
+
+// flag is an argument.
+func flag(on bool) string {
+	if on {
+		return "1"
+	}
+	return "0"
+}
+
 // release frees a lock in the background: see releasing.
-func (n *Node) release(ctx context.Context, key, value, place string) error {
-	_, err := n.releasing(key, value, place, names.Siblings{WaitQueue: n.names.WaitQueue(key)}).do(ctx)
+func (n *Node) release(ctx context.Context, key, value, place string, shared bool) error {
+	_, err := n.releasing(key, value, place, shared, names.Siblings{WaitQueue: n.names.WaitQueue(key)}).do(ctx)
 	return err
 }
 
@@ -137,12 +161,13 @@ const maxCleaning = maxUnderWay
 // unsettled is a lock that may be left: that of an attempt, some calls of which have an unknown outcome,
 // or of a release.
 type unsettled struct {
-	key   string
-	value string        // as for a release
-	life  time.Duration // when the lock has ended by itself
-	place string        // in the wait queue, if it has one
-	late  []inDoubtCall // of an attempt
-	vote  bool          // in a quorum, which did not count it
+	key    string
+	value  string        // as for a release
+	shared bool          // of a reader
+	life   time.Duration // when the lock has ended by itself
+	place  string        // in the wait queue, if it has one
+	late   []inDoubtCall // of an attempt
+	vote   bool          // in a quorum, which did not count it
 }
 
 // cleanUp frees it in the background and detached from the caller's context: at once, which frees the
@@ -165,7 +190,7 @@ func (n *Node) cleanUp(ctx context.Context, t unsettled) {
 
 func (n *Node) undo(ctx context.Context, t unsettled) {
 	if len(t.late) > 0 && !slices.ContainsFunc(t.late, n.answered) && (!t.vote || slices.ContainsFunc(t.late, inDoubtCall.cut)) {
-		_ = n.release(ctx, t.key, t.value, "")
+		_ = n.release(ctx, t.key, t.value, "", t.shared)
 	}
 	most := async.Within(ctx, 2*n.cfg.CallTimeout+time.Second)
 	for _, d := range t.late { // any of them may be the last to take effect
@@ -173,13 +198,13 @@ func (n *Node) undo(ctx context.Context, t unsettled) {
 	}
 	ended := async.Within(ctx, t.life)
 	if fence, before := n.votes(t.late); t.vote && before != unknown {
-		vote := n.releasing(t.key, t.value+strconv.FormatInt(fence, 10), "", names.Siblings{Counter: n.names.Counter(t.key), WaitQueue: n.names.WaitQueue(t.key)})
+		vote := n.releasing(t.key, t.value+strconv.FormatInt(fence, 10), "", false, names.Siblings{Counter: n.names.Counter(t.key), WaitQueue: n.names.WaitQueue(t.key)})
 		vote.giveBackTo(before)
 		_, _ = vote.do(ctx)
 	}
 	pause := firstPause
 	for last := false; ; pause = min(4*pause, mostPause) {
-		err := n.release(ctx, t.key, t.value, n.queue.unused(t.key, t.place))
+		err := n.release(ctx, t.key, t.value, n.queue.unused(t.key, t.place), t.shared)
 		if err == nil || n.final(err) || last {
 			return
 		}

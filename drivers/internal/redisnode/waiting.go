@@ -68,11 +68,35 @@ type topic struct {
 	server   *subscriber // which hears of its releases
 	watchers map[chan struct{}]struct{}
 	idle     time.Time   // when the last waiter left
-	place    string      // place in the queue, from the attempt that takes it until a grant; empty: none
-	since    int64       // when it took the place, by the server's clock in µs; 0: unknown yet
+	places   [2]place    // in the queue: a writer's, and a reader's
 	timer    *time.Timer // see remind
 	listed   time.Time   // when it was entered as a listener
 	polls    int         // attempts in a row that found a holder that announces nothing
+}
+
+// A place is held from the attempt that takes it until a grant.
+type place struct {
+	name  string // empty: none
+	since int64  // when it was taken, by the server's clock in µs; 0: unknown yet
+}
+
+// at returns the topic's place with this name; nil: there is none.
+func (t *topic) at(name string) *place {
+	for i := range t.places {
+		if p := &t.places[i]; name != "" && p.name == name {
+			return p
+		}
+	}
+	return nil
+}
+
+// waits reports whether the topic has a place.
+func (t *topic) waits() bool { return t.places[0].name != "" || t.places[1].name != "" }
+
+// reads reports whether a place is a reader's: see lua/readers.lua.
+func reads(place string) bool {
+	_, rest, _ := strings.Cut(place, ".")
+	return strings.HasPrefix(rest, "r")
 }
 
 func newWaitQueue(n *Node) *waitQueue {
@@ -242,7 +266,7 @@ func (q *waitQueue) remind(t *topic, after time.Duration) {
 		t.timer = nil
 		switch {
 		case q.closed || len(t.watchers) == 0:
-		case t.place != "":
+		case t.waits():
 			t.wake()
 		default:
 			n := q.node
@@ -254,7 +278,7 @@ func (q *waitQueue) remind(t *topic, after time.Duration) {
 // listenSoon enters the topic as a listener after a while, unless it has a place by then. The
 // caller holds q.mu.
 func (q *waitQueue) listenSoon(t *topic, after time.Duration) {
-	if t.place == "" && t.timer == nil && len(t.watchers) > 0 {
+	if !t.waits() && t.timer == nil && len(t.watchers) > 0 {
 		q.remind(t, after)
 	}
 }
@@ -293,7 +317,7 @@ func (q *waitQueue) pollAfter(key, place string, p *process, e *driver.HeldError
 	if t == nil || len(t.watchers) == 0 || e.ReservedForWaiter {
 		return 0
 	}
-	if e.Since.IsZero() { // another library's lock: ours have a token, which is a time
+	if e.Since.IsZero() && e.Mode == driver.Exclusive { // another library's lock: ours have a token, which is a time
 		t.polls++
 		pause := min(minForeign<<min(t.polls, 5), maxForeign)
 		return pause/2 + mathrand.N(pause/2)
@@ -302,7 +326,7 @@ func (q *waitQueue) pollAfter(key, place string, p *process, e *driver.HeldError
 	if q.node.cfg.Cluster {
 		q.move(t, q.subscriber(p.run))
 	}
-	if place == "" || place != t.place || !t.server.proven() {
+	if t.at(place) == nil || !t.server.proven() {
 		return 0
 	}
 	if e.RetryAfter > 0 && e.RetryAfter < mostUnasked {
@@ -342,20 +366,24 @@ func (t *topic) stop() {
 
 // takePlace gives the attempt its place in the queue, if a waiter watches the key: since when it
 // waits is unknown at first.
-func (q *waitQueue) takePlace(key string) (place string, since int64) {
+func (q *waitQueue) takePlace(key string, shared bool) (place string, since int64) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	t := q.topics[key]
 	if t == nil || len(t.watchers) == 0 || !t.server.proven() {
 		return "", 0
 	}
-	if t.place == "" {
+	p, mode := &t.places[0], "."
+	if shared {
+		p, mode = &t.places[1], ".r"
+	}
+	if p.name == "" {
 		q.places++
 		kept := min(max(keptTrips*q.trip, leastKept), mostKept)
-		t.place = t.server.id + "." + strconv.FormatUint(q.places, 10) + "." + strconv.FormatInt(kept.Milliseconds(), 10)
+		p.name = t.server.id + mode + strconv.FormatUint(q.places, 10) + "." + strconv.FormatInt(kept.Milliseconds(), 10)
 		t.stop()
 	}
-	return t.place, t.since
+	return p.name, p.since
 }
 
 // refused notes that the server refused an attempt, which has its place since now, by the
@@ -367,8 +395,10 @@ func (q *waitQueue) refused(key, place string, now time.Time, trip time.Duration
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.trip = trip
-	if t := q.topics[key]; t != nil && t.place == place && t.since == 0 {
-		t.since = now.UnixMicro()
+	if t := q.topics[key]; t != nil {
+		if p := t.at(place); p != nil && p.since == 0 {
+			p.since = now.UnixMicro()
+		}
 	}
 }
 
@@ -381,26 +411,26 @@ func (q *waitQueue) served(key, place string) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	t := q.topics[key]
-	if t == nil || t.place != place {
+	if t == nil {
 		return
 	}
-	t.dropPlace()
-	if len(t.watchers) > 1 {
-		t.wake()
+	if p := t.at(place); p != nil {
+		p.name, p.since = "", 0
+		t.stop()
+		if len(t.watchers) > 1 {
+			t.wake()
+		}
 	}
 }
 
-// dropPlace ends the topic's place. The caller holds q.mu.
-func (t *topic) dropPlace() {
-	t.place, t.since = "", 0
-	t.stop()
-}
-
-// leaveQueue gives up the topic's place. The caller holds q.mu.
+// leaveQueue gives up the topic's places. The caller holds q.mu.
 func (q *waitQueue) leaveQueue(t *topic) {
-	if t.place != "" {
-		q.passOn(t.key, t.place)
-		t.dropPlace()
+	for i := range t.places {
+		if p := &t.places[i]; p.name != "" {
+			q.passOn(t.key, p.name)
+			*p = place{}
+			t.stop()
+		}
 	}
 }
 
@@ -408,7 +438,7 @@ func (q *waitQueue) leaveQueue(t *topic) {
 func (q *waitQueue) passOn(key, place string) {
 	n := q.node
 	n.work.Go(func() {
-		_ = n.release(context.Background(), key, "", place) // else it ends by itself
+		_ = n.release(context.Background(), key, "", place, reads(place)) // else it ends by itself
 	})
 }
 
@@ -429,7 +459,7 @@ func (q *waitQueue) told(s *subscriber, payload string) {
 			t.wake()
 			q.listenSoon(t, listenAfter)
 		}
-	case t != nil && t.place == place && len(t.watchers) > 0:
+	case t != nil && t.at(place) != nil && len(t.watchers) > 0:
 		t.stop()
 		if ms == 0 {
 			t.wake()
@@ -446,7 +476,7 @@ func (q *waitQueue) told(s *subscriber, payload string) {
 func (q *waitQueue) unused(key, place string) string {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if t := q.topics[key]; t != nil && t.place == place {
+	if t := q.topics[key]; t != nil && t.at(place) != nil {
 		return ""
 	}
 	return place

@@ -297,6 +297,7 @@ type waiter struct {
 	wake  <-chan struct{}
 	leave context.CancelFunc
 	place string
+	mode  driver.Mode
 }
 
 const (
@@ -307,7 +308,9 @@ const (
 // asks lets the waiter ask once, which takes its place or the lock.
 func (s *suite) asks(t testing.TB, w *waiter) (driver.Lease, *driver.HeldError) {
 	t.Helper()
-	l, err := w.Acquire(context.Background(), s.ask(theLock, time.Minute))
+	req := s.ask(theLock, time.Minute)
+	req.Mode = w.mode
+	l, err := w.Acquire(context.Background(), req)
 	var held *driver.HeldError
 	if err != nil && !errors.As(err, &held) {
 		t.Fatalf("Acquire: %v", err)
@@ -315,12 +318,16 @@ func (s *suite) asks(t testing.TB, w *waiter) (driver.Lease, *driver.HeldError) 
 	return l, held
 }
 
-// queue lets backends on addrs wait for a lock that is held, one after the other.
+// queue lets backends on addrs wait for a lock that is held, one after the other; a reader's begins with r.
 func (s *suite) queue(t testing.TB, srv *server.Server, addrs ...string) []*waiter {
 	t.Helper()
 	ws := make([]*waiter, len(addrs))
 	for i, addr := range addrs {
+		addr, reads := strings.CutPrefix(addr, "r")
 		w := &waiter{Backend: s.open(t, s.url(addr, ""))}
+		if reads {
+			w.mode = driver.Shared
+		}
 		var ctx context.Context
 		ctx, w.leave = context.WithCancel(context.Background())
 		t.Cleanup(w.leave)
@@ -509,6 +516,9 @@ func (s *suite) queueRefused(t *testing.T) {
 	}
 	l := s.lock(t, open(), theLock, time.Minute)
 	b := open()
+	if _, err := b.Acquire(t.Context(), s.reads("shared")); !errors.Is(err, driver.ErrRefused) || !strings.Contains(err.Error(), "shared mode is not allowed (+zadd") {
+		t.Errorf("Acquire of a reader: %v", err)
+	}
 	for range 2 {
 		if _, err := b.(driver.Watcher).Watch(t.Context(), theLock); !errors.Is(err, driver.ErrRefused) || !strings.Contains(err.Error(), "wait queue") {
 			t.Errorf("Watch: %v", err)

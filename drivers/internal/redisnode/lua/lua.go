@@ -18,8 +18,11 @@ type Op uint8
 const (
 	Acquire Op = iota
 	Join
+	AcquireShared
+	RenewShared
 	Renew
 	Release
+	ReleaseShared
 	Lookup
 	Listen
 	Batch
@@ -47,16 +50,28 @@ var (
 	counterText string
 	//go:embed guard.lua
 	guardText string
+	//go:embed keep_counter.lua
+	keepCounterText string
 	//go:embed correct_token.lua
 	correctTokenText string
 	//go:embed acquire.lua
 	acquireText string
 	//go:embed join.lua
 	joinText string
+	//go:embed readers.lua
+	readersText string
+	//go:embed acquire_shared.lua
+	acquireSharedText string
+	//go:embed renew_shared.lua
+	renewSharedText string
 	//go:embed renew.lua
 	renewText string
+	//go:embed hand_over.lua
+	handOverText string
 	//go:embed release.lua
 	releaseText string
+	//go:embed release_shared.lua
+	releaseSharedText string
 	//go:embed lookup.lua
 	lookupText string
 	//go:embed listen.lua
@@ -68,12 +83,13 @@ var (
 // body returns the text of a script without the texts before it. A line that names another text
 // is replaced by that text.
 func (o Op) body(guard string) string {
-	text := [Ops]string{acquireText, joinText, renewText, releaseText, lookupText, listenText, batchText}[o]
+	text := [Ops]string{acquireText, joinText, acquireSharedText, renewSharedText, renewText, releaseText, releaseSharedText, lookupText, listenText, batchText}[o]
 	if o.Perishable() {
 		text = timeText + guard + text
 	}
 	return code(strings.NewReplacer(
-		"-- lua/counter.lua\n", counterText, "-- lua/correct_token.lua\n", correctTokenText, "-- lua/time.lua\n", timeText, "-- lua/guard.lua\n", guard,
+		"-- lua/counter.lua\n", counterText, "-- lua/keep_counter.lua\n", keepCounterText, "-- lua/correct_token.lua\n", correctTokenText,
+		"-- lua/readers.lua\n", readersText, "-- lua/hand_over.lua\n", handOverText, "-- lua/time.lua\n", timeText, "-- lua/guard.lua\n", guard,
 	).Replace(text))
 }
 
@@ -120,9 +136,9 @@ func Bind(run string) [Ops]Script {
 // only the memory of its own space.
 func BindGuarded(run, space, encoded string, t *quorum.Terms) [Ops]Script {
 	var bound [Ops]Script
-	for _, o := range []Op{Acquire, Join, Renew, Batch} {
+	for _, o := range []Op{Acquire, Join, AcquireShared, RenewShared, Renew, Batch} {
 		text := fmt.Sprintf("-- for %s\nlocal RUN, TERMS, HEAD, VOTE, ALLOWANCE, GRACE, QUARANTINE = '%s', '%s', '%s %s/%s ', %t, %d, %d, %d\n",
-			space, run, encoded, MetaLayout, run, encoded, o != Renew, t.Allowance/time.Microsecond, (t.Grace+time.Millisecond-1)/time.Millisecond, t.Quarantine/time.Microsecond)
+			space, run, encoded, MetaLayout, run, encoded, o != Renew && o != RenewShared, t.Allowance/time.Microsecond, (t.Grace+time.Millisecond-1)/time.Millisecond, t.Quarantine/time.Microsecond)
 		bound[o] = New(text + code(Handshake) + o.body(guardText))
 	}
 	return bound

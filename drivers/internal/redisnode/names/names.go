@@ -17,6 +17,9 @@ const Layout = "redlock1:"
 // Next begins the value of a lock that is reserved for a place in the wait queue.
 const Next = Layout + "next|"
 
+// Shared is the value of a lock that readers have: see Readers.
+const Shared = Layout + "shared"
+
 // A Prefix begins the names of all keys and channels of a client's locks.
 type Prefix string
 
@@ -77,6 +80,9 @@ func (n Prefix) Counted(name string) (key string, ours bool) {
 
 // WaitQueue returns the name of the lock's wait queue.
 func (n Prefix) WaitQueue(key string) string { return n.sibling("queue", key) }
+
+// Readers returns the name of the set of those who share the lock.
+func (n Prefix) Readers(key string) string { return n.sibling("readers", key) }
 
 // Own returns the beginning of the names of waiters' own channels.
 func (n Prefix) Own() string { return string(n) + Layout + "free:" }

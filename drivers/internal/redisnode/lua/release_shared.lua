@@ -1,0 +1,36 @@
+-- Frees what a reader has, or what release has left, and lets in who is next: all readers who are first in the queue, up to the
+-- first writer, or that writer if no reader is left.
+-- KEYS: 1 lock, 2 queue, 3 readers.
+-- ARGV: 1 to 5, and reply, as of release, without 4.
+local lock, queue, readers, counts, me, channels = KEYS[1], KEYS[2], KEYS[3], ARGV[1], ARGV[2], ARGV[3]
+local quits, silent = ARGV[4] or '', (ARGV[5] or '') ~= ''
+local t = redis.call('TIME')
+local now = t[1] * 1000000 + t[2]
+-- lua/readers.lua
+-- lua/hand_over.lua
+local v = redis.call('GET', lock)
+local mine = v and me ~= '' and (v == me or string.sub(me, -1) == '|' and string.sub(v, 1, #me) == me)
+if v == MARKER then
+  latest()
+  for _, member in ipairs(string.sub(me, -1) == '|' and own(me) or {me}) do
+    mine = redis.call('ZREM', readers, member) == 1 or mine
+  end
+end
+if quits ~= '' then
+  redis.pcall('ZREM', queue, quits)
+  if v == MARKER then redis.call('ZREM', readers, NEXT .. quits) end
+  mine = mine or not v or v == MARKER or string.match(v, '^redlock1:next|%d+|(.*)$') == quits
+end
+if not mine then return 0 end
+if v ~= MARKER then redis.call('DEL', readers) end
+local code = 4
+while code == 4 do
+  local admitted = not silent and admit()
+  local last = latest()
+  if last then
+    keep(last)
+    return admitted and 3 or 1
+  end
+  code = hand_over()
+end
+return code
