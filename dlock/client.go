@@ -80,7 +80,7 @@ func newClient(b driver.Backend, cfg config, opts []Option) (*Client, error) {
 		return nil, fmt.Errorf("dlock: %w", err)
 	}
 	c.life, c.end = context.WithCancel(context.Background())
-	c.queues = queues{closed: c.life.Done(), byKey: map[string]*queue{}, hot: map[string]time.Time{}}
+	c.queues = queues{closed: c.life.Done(), byKey: map[string]*queue{}, hot: map[string]heat{}}
 	c.outages = seldom{c: c, first: "dlock: backend unavailable", more: "dlock: backend still unavailable"}
 	c.losts = seldom{c: c, first: "dlock: lease lost", more: "dlock: more leases lost"}
 	c.polling = seldom{c: c, first: "dlock: waiters poll, since the backend cannot signal them", more: "dlock: waiters still poll"}
@@ -207,7 +207,10 @@ type request struct {
 	slot     int
 	began    time.Time
 	attempts int
-	verdict  error // the last definite answer; nil: none yet
+	verdict  error  // the last definite answer; nil: none yet
+	passes   bool   // its lock may be passed on, to it and from it
+	tokens   uint32 // how many leases its tenure may give out; zero: it gets none
+	passed   bool   // it got its lease within this process
 }
 
 func (c *Client) obtain(ctx context.Context, op, key string, opts []LockOption) (l *Lease, err error) {
@@ -240,7 +243,7 @@ func (c *Client) obtain(ctx context.Context, op, key string, opts []LockOption) 
 		c.count.waitedNanosecs.Add(uint64(waited))
 	}
 	if c.hooks.Event != nil {
-		c.tell(ctx, l, Event{Op: op, Key: r.Key, Attempt: r.attempts, Waited: waited, Err: err})
+		c.tell(ctx, l, Event{Op: op, Key: r.Key, Attempt: r.attempts, Waited: waited, Passed: r.passed, Err: err})
 	}
 	return l, err
 }
@@ -319,6 +322,9 @@ func (c *Client) request(ctx context.Context, r *request, wait bool) (*Lease, er
 	r.attempts++
 	r.Owner = newOwner(c.label)
 	r.Wait = wait
+	if c.info.Features.Has(driver.FeatureTokens) {
+		r.Tokens = r.tokens
+	}
 	at, start := c.clock.Now(), time.Now() // at comes first, so that deadlines are early rather than late
 	held, err := c.backend.Acquire(ctx, &r.Request)
 	if err != nil {

@@ -49,6 +49,7 @@ type Event struct {
 	Waited   time.Duration // since the call began: attempt, lock, trylock
 	Held     time.Duration // since the grant, once for each lease: lost, or else unlock
 	Left     time.Duration // until the deadline, before it was renewed: renew
+	Passed   bool          // within this process, without the server: lock, unlock (see WithPassOn)
 	Votes    []quorum.Vote // per node, quorum backends only: attempt, renew
 	Err      error
 	// Notice is never of a backend that was handed to New: its constructor takes a function.

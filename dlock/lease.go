@@ -25,6 +25,7 @@ type Lease struct {
 	margin time.Duration // from Done to the deadline
 
 	granted boot.Instant
+	tenure  *tenure      // nil: the lock is not passed on
 	limit   boot.Instant // the end of WithMaxHold
 	keep    boot.Instant // the end of WithMinHold; zero: none
 
@@ -39,6 +40,7 @@ type Lease struct {
 	renewing bool // the renewal has begun
 	unlocked bool
 	kept     bool // it has ended, and its lock is kept for WithMinHold
+	passed   bool // it has ended, and its lock is another lease's
 
 	// The client's mutex guards these.
 	index  int32 // in the client's leases; -1: not there
@@ -65,6 +67,9 @@ func (c *Client) newLease(ctx context.Context, r *request, held driver.Lease, at
 		if now >= l.endsAt() {
 			return nil, fmt.Errorf("granted too late: it took %v of a TTL of %v (use a longer TTL)", time.Since(start).Round(time.Millisecond), r.TTL)
 		}
+	}
+	if r.tokens > 1 {
+		l.tenure = c.newTenure(l, r, g)
 	}
 	if r.maxHold > 0 {
 		l.limit = now.Add(r.maxHold)
@@ -206,6 +211,7 @@ func (l *Lease) Unlock() error {
 	l.unlocked = true
 	err := l.look(now)
 	release := !closed && !errors.Is(err, ErrReleased)
+	pass := err == nil && !closed && l.passable(now)
 	switch {
 	case err == nil && closed:
 		err = errClientClosed
@@ -220,7 +226,7 @@ func (l *Lease) Unlock() error {
 	case kept:
 		err = l.keepOn()
 	default:
-		err = cmp.Or(err, l.release())
+		err = cmp.Or(err, l.release(pass))
 	}
 	if err == nil {
 		return nil
@@ -228,23 +234,20 @@ func (l *Lease) Unlock() error {
 	return &Error{Op: "unlock", Key: l.key, Attempts: 1, Err: err}
 }
 
-// release gives the lock back.
-func (l *Lease) release() error {
+// release gives the lock back; with pass to a waiter of this process, if there is one.
+func (l *Lease) release(pass bool) error {
 	c, ctx := l.c, l.ctx
 	if c.hooks.Start != nil {
 		l.guard(func() { ctx = c.hooks.Start(ctx, "unlock", l.key) })
 	}
 	start := time.Now()
-	err := l.held.Release(ctx)
-	switch {
-	case err == nil:
-		c.count.released.Add(1)
-	case !errors.Is(err, ErrLost):
-		c.count.releaseFailed.Add(1)
+	pass = pass && c.queues.pass(l)
+	var err error
+	if !pass {
+		err = l.releaseHeld(ctx)
 	}
-	c.queues.released(l.key)
 	if c.hooks.Event != nil {
-		e := Event{Op: "unlock", Key: l.key, Err: err, Latency: time.Since(start)}
+		e := Event{Op: "unlock", Key: l.key, Passed: pass, Err: err, Latency: time.Since(start)}
 		if !errors.Is(l.Err(), ErrLost) { // otherwise the event of the loss has it
 			e.Held = l.sinceGrant()
 		}
@@ -260,6 +263,19 @@ func (l *Lease) release() error {
 	return err
 }
 
+// releaseHeld releases the lock at the server.
+func (l *Lease) releaseHeld(ctx context.Context) error {
+	err := l.held.Release(ctx)
+	switch {
+	case err == nil:
+		l.c.count.released.Add(1)
+	case !errors.Is(err, ErrLost):
+		l.c.count.releaseFailed.Add(1)
+	}
+	l.c.queues.released(l)
+	return err
+}
+
 // guard calls a hook. If the hook panics or ends the goroutine, the caller does not get, or release,
 // the lease: guard releases it.
 func (l *Lease) guard(hook func()) {
@@ -272,8 +288,11 @@ func (l *Lease) guard(hook func()) {
 		if l.err == nil {
 			l.finish(ErrReleased)
 		}
+		passed := l.passed
 		l.mu.Unlock()
-		_ = l.held.Release(l.ctx) // if this fails the lock ends with its TTL
+		if !passed {
+			_ = l.held.Release(l.ctx) // if this fails the lock ends with its TTL
+		}
 	}()
 	hook()
 	done = true

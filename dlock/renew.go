@@ -243,7 +243,7 @@ func (l *Lease) keepOn() error {
 // releaseKept releases a lock at the end of its WithMinHold.
 func (l *Lease) releaseKept() {
 	defer l.c.calls.Done()
-	if err := l.release(); err != nil && !errors.Is(err, ErrLost) {
+	if err := l.release(false); err != nil && !errors.Is(err, ErrLost) {
 		l.c.logLine(l.ctx, slog.LevelWarn, "dlock: release after the minimum hold failed",
 			slog.String("key", l.key), slog.Any("err", err))
 	}
@@ -275,7 +275,7 @@ func (l *Lease) giveBack() error {
 		l.mu.Unlock()
 		switch {
 		case !kept || left <= 0:
-			return l.release()
+			return l.release(false)
 		case told:
 			return nil
 		case c.keeps():

@@ -10,7 +10,8 @@ type Stats struct {
 	Held    int // leases that are valid now
 	Waiting int // calls of Lock that wait now
 
-	Acquired      uint64 // leases granted
+	Acquired      uint64 // leases granted by the backend
+	Passed        uint64 // leases that got their lock from another one of this client
 	Contended     uint64 // requests that were answered "held"
 	Failed        uint64 // requests that failed otherwise
 	Renewed       uint64 // renewals that succeeded
@@ -25,7 +26,7 @@ type Stats struct {
 
 type counters struct {
 	held, waiting                           atomic.Int64
-	acquired, contended, failed             atomic.Uint64
+	acquired, passed, contended, failed     atomic.Uint64
 	renewed, renewalFailed, lost            atomic.Uint64
 	released, releaseFailed, waitedNanosecs atomic.Uint64
 }
@@ -37,6 +38,7 @@ func (c *Client) Stats() Stats {
 		Held:          int(n.held.Load()),
 		Waiting:       int(n.waiting.Load()),
 		Acquired:      n.acquired.Load(),
+		Passed:        n.passed.Load(),
 		Contended:     n.contended.Load(),
 		Failed:        n.failed.Load(),
 		Renewed:       n.renewed.Load(),

@@ -1,6 +1,7 @@
 package dlock
 
 import (
+	"container/list"
 	"context"
 	"errors"
 	"log/slog"
@@ -13,23 +14,37 @@ import (
 )
 
 // queues keeps, per key, the calls of this client that want it, in the order of their
-// arrival. Only the first of a queue talks to the backend: it has filled a channel of one, and the
-// runtime serves those that wait to send in their order.
+// arrival. Only the first of a queue talks to the backend. While a tenure lasts nobody does: its
+// lock is passed on to the waiters.
 type queues struct {
 	closed <-chan struct{}
 
 	mu    sync.Mutex // guards all fields below, for constant time: no key delays another
 	byKey map[string]*queue
 	spare *queue // an empty queue, for the next key
-	hot   map[string]time.Time
+	hot   map[string]heat
 }
 
 // queue is the calls that want one key.
 type queue struct {
-	users   int           // calls that have not left
-	first   chan struct{} // full while there is a first; the others wait to send, in their order
+	busy    bool          // there is a first
+	tenure  *tenure       // whose lock is passed on; nil: none
+	waiters list.List     // of *waiter, behind the first or the tenure
 	kick    chan struct{} // wakes the first: a lease of this key was released here
 	verdict error         // the last one that the first caller heard; nil: none
+}
+
+// waiter is a call that waits in a queue.
+type waiter struct {
+	r    *request
+	turn chan *Lease // gets nil when the call becomes the first, or a lease that is passed on to it
+}
+
+// heat is what happened to a key of late.
+type heat struct {
+	signal time.Time // a call got the lock after a signal
+	wanted time.Time // a call waited for another call of this client
+	passes uint32    // of the last tenure
 }
 
 // A key is hot for hotTime after a call waited for its signal. The next caller subscribes before its
@@ -39,27 +54,29 @@ const (
 	mostHot = 1024
 )
 
-// enter waits until the caller is the first in its key's queue, and reports whether the key is hot.
-// A caller that becomes the first calls leave. r.verdict becomes the last one that the caller before
-// it heard.
-func (qs *queues) enter(ctx context.Context, r *request) (q *queue, hot bool, err error) {
+// enter waits until the caller is the first in its key's queue, and reports whether the key is hot; or
+// until it gets the lock of a lease, which is over. The first calls leave. r.verdict becomes the last
+// one that the caller before it heard.
+func (qs *queues) enter(ctx context.Context, r *request) (q *queue, hot bool, from *Lease, err error) {
 	qs.mu.Lock()
+	defer qs.mu.Unlock()
 	q = qs.byKey[r.name]
 	if q == nil {
 		q, qs.spare = qs.spare, nil
 		if q == nil {
-			q = &queue{first: make(chan struct{}, 1), kick: make(chan struct{}, 1)}
+			q = &queue{kick: make(chan struct{}, 1)}
 		}
 		qs.byKey[r.name] = q
 	}
-	q.users++
-	select {
-	case q.first <- struct{}{}:
-		q.verdict = nil // nobody is before this caller
-	default:
+	if !q.busy && q.tenure == nil {
+		q.busy, q.verdict = true, nil // nobody is before this caller
+	} else {
+		qs.change(r.name, func(h *heat) { h.wanted = time.Now() })
+		w := &waiter{r, make(chan *Lease, 1)}
+		place := q.waiters.PushBack(w)
 		qs.mu.Unlock()
 		select {
-		case q.first <- struct{}{}:
+		case from = <-w.turn:
 		case <-ctx.Done():
 			err = ctx.Err()
 		case <-qs.closed:
@@ -67,29 +84,49 @@ func (qs *queues) enter(ctx context.Context, r *request) (q *queue, hot bool, er
 		}
 		qs.mu.Lock()
 		r.verdict = q.verdict
+		if err != nil {
+			qs.giveUp(r, q, w, place)
+		}
 	}
-	at, ok := qs.hot[r.name]
-	qs.mu.Unlock()
-	if err != nil {
-		qs.leave(r, q, false)
-	}
-	return q, ok && time.Since(at) < hotTime, err
+	qs.tokens(r, q)
+	return q, recent(qs.hot[r.name].signal), from, err
 }
 
-// leave takes a caller out of q. If it was the first, the next becomes the first, and is told the
-// verdict that the caller heard last. The last caller leaves q for the next key.
-func (qs *queues) leave(r *request, q *queue, first bool) {
-	qs.mu.Lock()
-	defer qs.mu.Unlock()
-	if first {
-		q.verdict = r.verdict
-		<-q.first
+// recent reports whether something that happened to a key still counts.
+func recent(at time.Time) bool { return !at.IsZero() && time.Since(at) < hotTime }
+
+// giveUp takes a waiter out of q. What it was given meanwhile goes to the next. qs.mu is held.
+func (qs *queues) giveUp(r *request, q *queue, w *waiter, place *list.Element) {
+	select {
+	case from := <-w.turn:
+		if from == nil {
+			qs.next(r.name, q)
+		} else if !qs.passLocked(from) {
+			go from.abandon()
+		}
+	default:
+		q.waiters.Remove(place)
+		qs.tidy(r.name, q)
 	}
-	q.users--
-	if q.users > 0 {
+}
+
+// next makes the first waiter of q the first, in place of a caller or a tenure that has left. qs.mu
+// is held.
+func (qs *queues) next(key string, q *queue) {
+	front := q.waiters.Front()
+	q.busy, q.tenure = front != nil, nil
+	if front != nil {
+		q.waiters.Remove(front).(*waiter).turn <- nil
+	}
+	qs.tidy(key, q)
+}
+
+// tidy leaves a queue that nobody is in for the next key. qs.mu is held.
+func (qs *queues) tidy(key string, q *queue) {
+	if q.busy || q.tenure != nil || q.waiters.Len() > 0 {
 		return
 	}
-	delete(qs.byKey, r.name)
+	delete(qs.byKey, key)
 	select {
 	case <-q.kick:
 	default:
@@ -97,32 +134,68 @@ func (qs *queues) leave(r *request, q *queue, first bool) {
 	qs.spare = q
 }
 
+// leave takes the first out of q. The lease that it got, if it has a tenure, is passed on to the
+// waiters. Otherwise the next waiter becomes the first, and is told the verdict that the caller heard
+// last.
+func (qs *queues) leave(r *request, q *queue, l *Lease) {
+	qs.mu.Lock()
+	defer qs.mu.Unlock()
+	q.verdict = r.verdict
+	if l == nil || l.tenure == nil {
+		qs.next(r.name, q)
+		return
+	}
+	q.busy, q.tenure, q.verdict = false, l.tenure, &driver.HeldError{Holder: r.Owner}
+	l.tenure.timer = time.AfterFunc(l.tenure.until.Sub(l.granted), func() {
+		qs.mu.Lock()
+		defer qs.mu.Unlock()
+		qs.end(r.name, l.tenure)
+	})
+}
+
 // note keeps the first caller's verdict for the callers behind it.
 func (qs *queues) note(r *request, q *queue) {
 	qs.mu.Lock()
 	defer qs.mu.Unlock()
 	q.verdict = r.verdict
+	qs.tokens(r, q)
+}
+
+// change notes what happened to a key. qs.mu is held.
+func (qs *queues) change(key string, f func(*heat)) {
+	h, ok := qs.hot[key]
+	if !ok && len(qs.hot) >= mostHot {
+		clear(qs.hot)
+	}
+	f(&h)
+	qs.hot[key] = h
 }
 
 // heat notes that a call has just got its key after a signal.
 func (qs *queues) heat(r *request) {
 	qs.mu.Lock()
 	defer qs.mu.Unlock()
-	if len(qs.hot) >= mostHot {
-		clear(qs.hot)
-	}
-	qs.hot[r.name] = time.Now()
+	qs.change(r.name, func(h *heat) { h.signal = time.Now() })
 }
 
-// released wakes the first of key's queue, if there is one.
-func (qs *queues) released(key string) {
+// released wakes the first of the queue of l's key, if there is one. The lease's tenure is over.
+func (qs *queues) released(l *Lease) {
 	qs.mu.Lock()
 	defer qs.mu.Unlock()
-	if q := qs.byKey[key]; q != nil {
-		select {
-		case q.kick <- struct{}{}:
-		default:
-		}
+	q := qs.byKey[l.key]
+	if q == nil {
+		return
+	}
+	if q.busy || q.waiters.Len() > 0 {
+		qs.change(l.key, func(h *heat) { h.wanted = time.Now() })
+	}
+	if l.tenure != nil && q.tenure == l.tenure {
+		qs.end(l.key, l.tenure)
+		return
+	}
+	select {
+	case q.kick <- struct{}{}:
+	default:
 	}
 }
 
@@ -143,15 +216,28 @@ func (c *Client) lock(ctx context.Context, r *request) (*Lease, error) {
 	}
 	c.count.waiting.Add(1)
 	defer c.count.waiting.Add(-1)
-	q, hot, err := c.queues.enter(ctx, r)
-	if err != nil {
-		return nil, err
+	r.passes = c.passes(r)
+	for {
+		q, hot, from, err := c.queues.enter(ctx, r)
+		switch {
+		case err != nil:
+			return nil, err
+		case from == nil:
+			return c.first(ctx, r, q, hot)
+		}
+		if l, err := c.inherit(ctx, r, from); err == nil || errors.Is(err, ErrClosed) {
+			return l, err
+		}
 	}
-	defer c.queues.leave(r, q, true)
+}
+
+// first makes attempts, as the first of q, until one succeeds.
+func (c *Client) first(ctx context.Context, r *request, q *queue, hot bool) (l *Lease, err error) {
+	defer func() { c.queues.leave(r, q, l) }()
 	if hot {
 		return c.wait(ctx, r, q, ErrHeld)
 	}
-	l, err := c.try(ctx, r, false)
+	l, err = c.try(ctx, r, false)
 	if err == nil || !c.again(ctx, r, err) {
 		return l, err
 	}
