@@ -32,6 +32,19 @@ type Calls struct {
 	patience *time.Timer   // of Close; every success starts it again
 }
 
+// Setup sets Name and Timeout, and checks the options that every driver has: the prefix, which must
+// leave bytes for keys, and the timeout, which becomes a second if it is zero.
+func (c *Calls) Setup(name, prefix string, timeout *time.Duration) error {
+	if *timeout == 0 {
+		*timeout = time.Second
+	}
+	if *timeout < 10*time.Millisecond {
+		return driver.Invalid("call_timeout", "must be at least 10ms")
+	}
+	c.Name, c.Timeout = name, *timeout
+	return CheckPrefix(prefix)
+}
+
 // minBound is the least time of a call with a short TTL.
 const minBound = 50 * time.Millisecond
 

@@ -52,11 +52,9 @@ func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Leas
 func (a *attempt) enter(ctx context.Context) (err error) {
 	for range 2 {
 		if a.s == nil {
-			if a.s, err = a.b.join(ctx, a.ttl); err != nil {
-				return err
-			}
+			a.s = a.b.join(a.ttl)
 		}
-		if err = a.s.renew(ctx, a.ttl/8); !errors.Is(err, errNoSession) {
+		if err = a.s.keep(ctx, a.ttl/8); !errors.Is(err, errNoSession) {
 			return err
 		}
 		a.forget() // the machine slept, or an operator ended the session
@@ -64,13 +62,12 @@ func (a *attempt) enter(ctx context.Context) (err error) {
 	return err
 }
 
-// forget leaves a session that has ended. A transaction without an answer cannot hold anything with
-// it any more.
+// forget leaves a session that has ended.
 func (a *attempt) forget() {
 	a.s.retire(false)
 	a.unregister()
 	a.s.leave()
-	a.s, a.doubt = nil, nil
+	a.s = nil
 }
 
 // change is that of the backend, and notes if the outcome is unknown.
@@ -111,12 +108,12 @@ func (a *attempt) try(ctx context.Context) (*lease, error) {
 			return nil, err
 		}
 		switch {
-		case st.held():
+		case st.held() && !st.isOf(a.owner):
 			h := holder(st.lock)
 			return nil, &driver.HeldError{Holder: h.Owner, Since: h.Since}
 		case st.lock != nil && st.lock.Flags != lockFlags:
 			return nil, &driver.RefusedError{Reason: "the key " + strconv.Quote(a.lock) + " has data of another program: use another path"}
-		case len(st.waiters) > 0: // the holder's session ended
+		case len(st.waiters) > 0: // the holder's session ended; or a leader did not know it, and it was this attempt's
 			if bad := a.b.pass(ctx, st); !errors.Is(bad, errConflict) {
 				return nil, cmp.Or(bad, error(&driver.HeldError{ReservedForWaiter: true, RetryAfter: lookEvery}))
 			}
@@ -139,18 +136,16 @@ func (a *attempt) granted(p *api.KVPair, from time.Time) (*lease, error) {
 
 // abandon gives the attempt up, and in the background what it may have.
 func (a *attempt) abandon() {
-	switch {
-	case a.s == nil:
-	case a.w == nil && a.doubt == nil:
-		a.s.leave()
-	default:
+	if a.w != nil || a.doubt != nil {
 		a.b.calls.Undo(time.Time{}, func(call *base.Call) error {
 			err := a.clean(call)
 			if err == nil {
-				a.s.leave()
+				a.abandon()
 			}
 			return err
 		})
+	} else if a.s != nil {
+		a.s.leave()
 	}
 }
 
@@ -160,9 +155,9 @@ func (a *attempt) clean(ctx context.Context) error {
 	if a.w == nil && a.doubt == nil {
 		return nil
 	}
-	if a.doubt != nil {
-		done, err := a.b.txn(ctx, a.b.setBase(a.doubt, a.doubt.value+1))
-		if a.b.keepBase(done, a.doubt.value+1); err != nil && !errors.Is(err, errConflict) {
+	if a.doubt != nil && !a.b.changed(a.doubt) {
+		_, err := a.b.commit(ctx, a.doubt.value+1, a.b.setBase(a.doubt, a.doubt.value+1))
+		if err != nil && !errors.Is(err, errConflict) {
 			return err // a conflict: it has changed
 		}
 	}
@@ -172,9 +167,9 @@ func (a *attempt) clean(ctx context.Context) error {
 	}
 	i := slices.IndexFunc(st.waiters, func(p *api.KVPair) bool { return a.w != nil && p.Key == a.place() })
 	switch {
-	case st.isOf(a.s, a.owner) && a.w != nil:
+	case st.isOf(a.owner) && a.w != nil:
 		err = a.b.pass(ctx, st, drop(a.s.mark(a.w.number)))
-	case st.isOf(a.s, a.owner):
+	case st.isOf(a.owner):
 		err = a.b.pass(ctx, st)
 	case i >= 0 && len(st.waiters) == 1:
 		_, err = a.b.txn(ctx, append(remove(a.place(), st.waiters[i]), remove(a.b.queue(a.lock), st.flag)...)...)
@@ -272,7 +267,7 @@ func (a *attempt) sleep(call *base.Call) (*lease, error) {
 func (a *attempt) confirm(ctx context.Context) (*lease, error) {
 	ctx, cancel := context.WithTimeout(ctx, a.b.calls.Bound(a.ttl))
 	defer cancel()
-	if err := a.s.renew(ctx, a.ttl/8); err != nil {
+	if err := a.s.keep(ctx, a.ttl/8); err != nil {
 		return nil, err
 	}
 	from := a.s.from()
@@ -280,7 +275,7 @@ func (a *attempt) confirm(ctx context.Context) (*lease, error) {
 	if err != nil {
 		return nil, err
 	}
-	if st := (state{lock: done[a.lock]}); !st.isOf(a.s, a.owner) { // an operator broke it
+	if st := (state{lock: done[a.lock]}); !st.isOf(a.owner) || st.lock.Session != a.s.id { // an operator broke it
 		return nil, errConflict
 	}
 	return a.granted(done[a.lock], from)
@@ -301,16 +296,14 @@ func (b *Backend) read(ctx context.Context, lock string) (*state, error) {
 		return nil, err
 	}
 	st := &state{key: lock, lock: a[lock], flag: a[b.queue(lock)], waiters: a.tree(b.queue(lock))}
-	st.base, err = b.noteBase(a)
+	st.base, err = b.readBase(a)
 	return st, err
 }
 
 func (st *state) held() bool { return st.lock != nil && st.lock.Session != "" }
 
 // isOf reports whether an owner has the lock.
-func (st *state) isOf(s *session, owner string) bool {
-	return st.held() && st.lock.Session == s.id && parse(st.lock).Owner == owner
-}
+func (st *state) isOf(owner string) bool { return st.held() && parse(st.lock).Owner == owner }
 
 // pass frees a lock, and gives it to the first waiter if there is one, as long as nothing has changed
 // since it was read.

@@ -26,22 +26,30 @@ var must = drivertest.Must
 
 const long = "takes too long for -short"
 
-// old is a transport to servers that do not know what came with 1.14.
-type old struct{}
+// roundTripper is a client's transport.
+type roundTripper func(*http.Request) (*http.Response, error)
 
-func (old) RoundTrip(r *http.Request) (*http.Response, error) {
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// body returns the body of a request, which is not sent yet.
+func body(r *http.Request) string {
 	if r.Body == nil {
-		return http.DefaultTransport.RoundTrip(r)
+		return ""
 	}
-	body, err := io.ReadAll(r.Body)
+	text, err := io.ReadAll(r.Body)
 	if err != nil {
-		return nil, err
+		return ""
 	}
-	body = bytes.ReplaceAll(body, []byte(api.KVGetOrEmpty), []byte("get-as-ever"))
-	to := r.Clone(r.Context())
-	to.Body, to.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
-	return http.DefaultTransport.RoundTrip(to)
+	r.Body = io.NopCloser(bytes.NewReader(text))
+	return string(text)
 }
+
+// old is a transport to servers that do not know what came with 1.14.
+var old = roundTripper(func(r *http.Request) (*http.Response, error) {
+	text := strings.ReplaceAll(body(r), string(api.KVGetOrEmpty), "get-as-ever")
+	r.Body, r.ContentLength = io.NopCloser(strings.NewReader(text)), int64(len(text))
+	return http.DefaultTransport.RoundTrip(r)
+})
 
 // counter is a client's transport that counts.
 type counter struct{ sent, open, mostOpen atomic.Int64 }
@@ -308,7 +316,7 @@ func TestServersThatRefuse(t *testing.T) {
 func TestOldServers(t *testing.T) {
 	t.Parallel()
 	g, _ := single(t)
-	c, err := api.NewClient(&api.Config{Address: g.Addrs()[0], HttpClient: &http.Client{Transport: old{}}})
+	c, err := api.NewClient(&api.Config{Address: g.Addrs()[0], HttpClient: &http.Client{Transport: old}})
 	must(t, err)
 	b, err := consul.New(c, &consul.Options{Path: t.Name()})
 	must(t, err)
@@ -423,4 +431,38 @@ func TestWaitersThatLeave(t *testing.T) {
 		drivertest.Release(t, l)
 		wg.Wait()
 	}
+}
+
+// An attempt that has got the lock in a session that seems to have ended, since a leader that was just
+// elected does not know it yet, takes the lock in another one.
+func TestALeaderThatDoesNotKnowTheSession(t *testing.T) {
+	t.Parallel()
+	g, _ := single(t)
+	var lost, denied atomic.Bool
+	told := make(chan struct{})
+	c, err := api.NewClient(&api.Config{Address: g.Addrs()[0], HttpClient: &http.Client{Transport: roundTripper(func(r *http.Request) (*http.Response, error) {
+		if strings.HasPrefix(r.URL.Path, "/v1/session/renew/") && lost.Load() && denied.CompareAndSwap(false, true) {
+			defer close(told)
+			return &http.Response{StatusCode: http.StatusNotFound, Header: http.Header{}, Body: http.NoBody}, nil
+		}
+		takes := strings.Contains(body(r), `"lock"`)
+		answer, err := http.DefaultTransport.RoundTrip(r)
+		if err == nil && takes && lost.CompareAndSwap(false, true) {
+			<-told
+			return nil, errors.Join(io.ErrUnexpectedEOF, answer.Body.Close())
+		}
+		return answer, err
+	})}})
+	must(t, err)
+	b, err := consul.New(c, &consul.Options{Path: t.Name(), CallTimeout: 5 * time.Second})
+	must(t, err)
+	defer b.Close() //nolint:errcheck // of a test
+	req := drivertest.NewRequest("k", 10*time.Second)
+	req.Wait = true
+	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Second) // the session lives for longer
+	defer cancel()
+	l, err := b.Acquire(ctx, req)
+	must(t, err)
+	drivertest.Renew(t, l, 10*time.Second)
+	drivertest.Release(t, l)
 }

@@ -16,8 +16,7 @@ import (
 )
 
 const (
-	defaultPath        = "dlock"
-	defaultCallTimeout = time.Second
+	defaultPath = "dlock"
 	// defaultMin is session_ttl_min of a server that says nothing about it.
 	defaultMin = 10 * time.Second
 	// maxTTL is the longest TTL of a session.
@@ -37,7 +36,7 @@ func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 		return nil, err
 	}
 	opt := Options{Prefix: cfg.Prefix, Path: u.Path}
-	opt.CallTimeout = u.Params.Duration("call_timeout", defaultCallTimeout, 10*time.Millisecond)
+	opt.CallTimeout = u.Params.Duration("call_timeout", time.Second, 10*time.Millisecond)
 	opt.SessionTTLMin = u.Params.Duration("session_ttl_min", defaultMin, time.Second)
 	c := api.DefaultConfig()
 	c.Datacenter = u.Params.String("dc", "")
@@ -93,13 +92,13 @@ type Backend struct {
 	about     driver.Info
 	address   string
 	client    *api.Client
-	transport *transport                // nil: the caller's own client
-	base      atomic.Pointer[tokenBase] // nil: it must be read
-	seen      atomic.Uint64             // the highest index seen
+	transport *transport    // nil: the caller's own client
+	seen      atomic.Uint64 // the highest index seen
 
 	calls base.Calls
 
 	mu       sync.Mutex       // of the sessions' fields too
+	base     *tokenBase       // nil: it must be read
 	sessions map[int]*session // that new locks use, by their TTL in seconds
 }
 
@@ -120,21 +119,14 @@ func New(client *api.Client, o *Options) (*Backend, error) {
 		opt = *o
 	}
 	opt.Path = cmp.Or(strings.Trim(opt.Path, "/"), defaultPath)
-	opt.CallTimeout = cmp.Or(opt.CallTimeout, defaultCallTimeout)
 	opt.SessionTTLMin = cmp.Or(opt.SessionTTLMin, defaultMin)
-	if err := base.CheckPrefix(opt.Prefix); err != nil {
-		return nil, err
+	if opt.SessionTTLMin < time.Second || opt.SessionTTLMin > maxTTL {
+		return nil, driver.Invalid("session_ttl_min", "must be 1s to 24h")
 	}
 	for part := range strings.SplitSeq(opt.Path, "/") {
 		if part == "" || part == "." || part == ".." || part == dotDlock {
 			return nil, driver.Invalid("path", "must not have empty, '.', '..' or '.dlock' parts")
 		}
-	}
-	switch {
-	case opt.CallTimeout < 10*time.Millisecond:
-		return nil, driver.Invalid("call_timeout", "must be at least 10ms")
-	case opt.SessionTTLMin < time.Second || opt.SessionTTLMin > maxTTL:
-		return nil, driver.Invalid("session_ttl_min", "must be 1s to 24h")
 	}
 	b := &Backend{opt: opt, client: client, address: "consul:" + opt.Path, sessions: map[int]*session{},
 		about: driver.Info{
@@ -142,7 +134,9 @@ func New(client *api.Client, o *Options) (*Backend, error) {
 			Features: driver.FeatureFencing | driver.FeatureQueueing | driver.FeatureOrdered,
 			MinTTL:   opt.SessionTTLMin, MaxTTL: maxTTL, TokenLag: lag,
 		}}
-	b.calls.Name, b.calls.Timeout = "consul", opt.CallTimeout
+	if err := b.calls.Setup("consul", opt.Prefix, &b.opt.CallTimeout); err != nil {
+		return nil, err
+	}
 	return b, nil
 }
 

@@ -82,14 +82,14 @@ func (b *Backend) Break(ctx context.Context, key string, h driver.Holder) error 
 func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 	found := &base.Findings{Node: b.address}
 	return found.Result(b.calls.Do(ctx, b.opt.CallTimeout, func(call *base.Call) error {
-		s, err := b.join(call, b.opt.SessionTTLMin) // refused: the TTL, or the permission
-		if err != nil {
+		s := b.join(b.opt.SessionTTLMin)
+		defer s.leave()
+		if err := s.keep(call, b.opt.SessionTTLMin/8); err != nil { // refused: the TTL, or the permission
 			return err
 		}
-		defer s.leave()
 		probe := b.root() + "check/" + s.id
 		sent := time.Now()
-		_, err = b.txn(call, hold(probe, s.id, nil), get(probe), below(b.root()+"check/"))
+		_, err := b.txn(call, hold(probe, s.id, nil), get(probe), below(b.root()+"check/"))
 		if err == nil {
 			_, err = b.txn(call, drop(probe))
 		}

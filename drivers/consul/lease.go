@@ -28,7 +28,7 @@ func (l *lease) has(p *api.KVPair) bool {
 
 // renew renews the session, and checks that it has the lock.
 func (l *lease) renew(call *base.Call, r *driver.Renewal) (driver.Grant, error) {
-	failed := l.s.renew(call, r.TTL/20)
+	failed := l.s.keep(call, r.TTL/20)
 	from := l.s.from()
 	done, err := l.b.txn(call, get(l.lock))
 	if err != nil {

@@ -92,13 +92,22 @@ func holder(p *api.KVPair) driver.Holder {
 var (
 	errConflict  = errors.New("another client was first")
 	errNoSession = errors.New("the session has ended")
+	errNoLeader  = errors.New("the servers have no leader")
 )
 
 // inDoubt reports whether a request with this error may have had an effect, or may have one yet.
 func inDoubt(err error) bool {
 	var dial *net.OpError
 	unsent := errors.As(err, &dial) && dial.Op == "dial"
-	return err != nil && !unsent && !errors.Is(err, errConflict) && !errors.Is(err, errNoSession) && !errors.Is(err, driver.ErrRefused) && !errors.Is(err, driver.ErrHeld)
+	if err == nil || unsent {
+		return false
+	}
+	for _, sure := range []error{errConflict, errNoSession, errNoLeader, driver.ErrRefused, driver.ErrHeld} {
+		if errors.Is(err, sure) {
+			return false
+		}
+	}
+	return true
 }
 
 // explain returns the error of this driver for what the server or the client said.
@@ -126,6 +135,8 @@ func explain(err error) error {
 		return refused(0, "the servers are older than Consul 1.14")
 	case says("rate limit", "code: 429"):
 		return refused(time.Second, "the server has too many requests")
+	case says("No cluster leader", "failed to get conn"): // an agent sent it to no server
+		return fmt.Errorf("%w: %w", errNoLeader, said)
 	case says("invalid session"):
 		return errNoSession
 	case says("due to lock delay"):

@@ -10,19 +10,17 @@ import (
 
 	"github.com/hashicorp/consul/api"
 
-	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/base"
 )
 
 // A session of Consul, which all locks of about one TTL share. One goroutine renews it.
 type session struct {
-	b       *Backend
-	seconds int           // its TTL
-	ready   chan struct{} // closed when id or err is set
-	id      string
-	err     error
-	gone    chan struct{}             // closed when the server says that it has ended
-	turn    chan struct{}             // has a value while it is renewed
-	start   atomic.Pointer[time.Time] // before the request that made or renewed it
+	b         *Backend
+	seconds   int // its TTL
+	extending base.Joint
+	id        string                    // set with start
+	start     atomic.Pointer[time.Time] // before the request that made or renewed it; nil: it is not made yet
+	gone      chan struct{}             // closed when the server says that it has ended
 
 	// With the backend's mutex:
 	users    int       // attempts and leases
@@ -44,33 +42,18 @@ func class(ttl time.Duration) int {
 	return min((n+step-1)/step*step, int(maxTTL/time.Second))
 }
 
-// join returns the session for a lock, and makes it if there is none. The caller calls leave.
-func (b *Backend) join(ctx context.Context, ttl time.Duration) (*session, error) {
+// join returns the session for a lock. The caller calls keep, and in the end leave.
+func (b *Backend) join(ttl time.Duration) *session {
 	n := class(ttl)
 	b.mu.Lock()
+	defer b.mu.Unlock()
 	s := b.sessions[n]
 	if s == nil {
-		s = &session{b: b, seconds: n, ready: make(chan struct{}), gone: make(chan struct{}), turn: make(chan struct{}, 1), waiters: map[uint64]*waiter{}}
-		if !b.calls.Go(s.run) {
-			b.mu.Unlock()
-			return nil, driver.ErrClosed
-		}
+		s = &session{b: b, seconds: n, gone: make(chan struct{}), waiters: map[uint64]*waiter{}}
 		b.sessions[n] = s
 	}
 	s.users++
-	b.mu.Unlock()
-	var err error
-	select {
-	case <-s.ready:
-		err = s.err
-	case <-ctx.Done():
-		err = ctx.Err()
-	}
-	if err != nil {
-		s.leave()
-		return nil, err
-	}
-	return s, nil
+	return s
 }
 
 // leave ends what join began.
@@ -95,25 +78,15 @@ func (s *session) retire(unused bool) bool {
 	return true
 }
 
-// run makes the session, renews it, and ends it when it has been without users for long, or when the
-// backend is closed and it carries no lock. It goes on if the caller's context ends, since a session
-// whose answer is lost lives for its whole TTL.
+// run renews the session, and ends it when it has been without users for long, or when the backend is
+// closed and it carries no lock.
 func (s *session) run(ctx context.Context) {
-	start := time.Now()
-	s.id, s.err = s.create(ctx)
-	s.start.Store(&start)
-	if s.err != nil {
-		s.retire(false)
-	}
-	if close(s.ready); s.err != nil {
-		return
-	}
 	tick := time.NewTicker(time.Duration(s.seconds) * time.Second / 12)
 	defer tick.Stop()
 	for !s.ended() && ctx.Err() == nil && !s.retire(true) {
 		select {
 		case <-tick.C:
-			_ = s.renew(ctx, 0) // a caller that needs it asks again
+			_ = s.keep(ctx, 0) // a caller that needs it asks again
 		case <-s.gone:
 		case <-ctx.Done():
 		}
@@ -128,36 +101,39 @@ func (s *session) run(ctx context.Context) {
 	}
 }
 
-func (s *session) create(ctx context.Context) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, s.b.opt.CallTimeout)
-	defer cancel()
-	var out struct{ ID string }
-	// The api's Create leaves a lock-delay of 0 out, for which the server then takes 15 s.
-	_, err := s.b.client.Raw().Write("/v1/session/create", map[string]any{
-		"Name": "dlock", "TTL": fmt.Sprintf("%ds", s.seconds), "Behavior": api.SessionBehaviorDelete, "LockDelay": "0s",
-		"NodeChecks": []string{}, "ServiceChecks": []string{}, "Checks": []string{},
-	}, &out, (&api.WriteOptions{}).WithContext(ctx))
-	return out.ID, explain(err)
-}
-
-// renew gives the session its whole TTL again, unless that was done within this time.
-func (s *session) renew(ctx context.Context, age time.Duration) error {
-	select {
-	case s.turn <- struct{}{}:
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-	defer func() { <-s.turn }()
-	if time.Since(s.from()) <= age {
+// keep makes the session, or gives it its whole TTL again, unless that was done within this time.
+// Callers that meet share a request, which goes on if their contexts end: a session whose answer is
+// lost lives for its whole TTL.
+func (s *session) keep(ctx context.Context, age time.Duration) error {
+	if s.start.Load() != nil && time.Since(s.from()) <= age {
 		return nil
 	}
-	if s.ended() {
-		return errNoSession
-	}
+	return s.extending.Do(ctx, &s.b.calls, s.extend)
+}
+
+func (s *session) extend(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, s.b.opt.CallTimeout)
 	defer cancel()
-	start := time.Now()
-	e, _, err := s.b.client.Session().Renew(s.id, (&api.WriteOptions{}).WithContext(ctx))
+	start, opt := time.Now(), (&api.WriteOptions{}).WithContext(ctx)
+	switch {
+	case s.ended():
+		return errNoSession
+	case s.start.Load() == nil:
+		var out struct{ ID string }
+		// The api's Create leaves a lock-delay of 0 out, for which the server then takes 15 s.
+		_, err := s.b.client.Raw().Write("/v1/session/create", map[string]any{
+			"Name": "dlock", "TTL": fmt.Sprintf("%ds", s.seconds), "Behavior": api.SessionBehaviorDelete, "LockDelay": "0s",
+			"NodeChecks": []string{}, "ServiceChecks": []string{}, "Checks": []string{},
+		}, &out, opt)
+		if err != nil {
+			return explain(err)
+		}
+		s.id = out.ID
+		s.start.Store(&start)
+		s.b.calls.Go(s.run)
+		return nil
+	}
+	e, _, err := s.b.client.Session().Renew(s.id, opt)
 	switch {
 	case err != nil:
 		return explain(err)

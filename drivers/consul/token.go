@@ -3,12 +3,11 @@ package consul
 import (
 	"context"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/hashicorp/consul/api"
 
-	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/base"
 )
 
 // A token is a base plus the index of the transaction that took the lock. Indexes rise with every
@@ -39,60 +38,55 @@ func (b *Backend) saw(index uint64) {
 
 // expect returns the base that the servers most likely have.
 func (b *Backend) expect(ctx context.Context) (*tokenBase, error) {
-	if x := b.base.Load(); x != nil {
+	b.mu.Lock()
+	x := b.base
+	b.mu.Unlock()
+	if x != nil {
 		return x, nil
 	}
 	a, err := b.txn(ctx, get(b.baseKey()))
 	if err != nil {
 		return nil, err
 	}
-	return b.noteBase(a)
+	return b.readBase(a)
 }
 
-// noteBase reads the base from an answer.
-func (b *Backend) noteBase(a answer) (*tokenBase, error) {
-	x := &tokenBase{}
+// readBase reads the base from an answer.
+func (b *Backend) readBase(a answer) (x *tokenBase, err error) {
+	x = &tokenBase{}
 	if p := a[b.baseKey()]; p != nil {
-		version, number, _ := strings.Cut(string(p.Value), " ")
-		value, err := strconv.ParseUint(number, 10, 64)
-		if version != layout || err != nil || value > driver.MaxFence {
-			return nil, &driver.RefusedError{Reason: "another release of this driver has stored locks under " + strconv.Quote(b.opt.Path) +
-				" in a layout that this one does not know: use that release, or another path"}
+		x.index = p.ModifyIndex
+		if x.value, err = base.ParseBase(string(p.Value), layout, b.opt.Path); err != nil {
+			return nil, err
 		}
-		x.value, x.index = value, p.ModifyIndex
+	} else {
+		b.seen.Store(0) // it may be another cluster
 	}
-	b.base.Store(x)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.base = x
 	return x, nil
 }
 
-// raised returns the base with which a lock is taken, and the operation that requires the expected
-// base, or raises it if tokens lag behind the clock. Otherwise the base stays as it is.
-func (b *Backend) raised(old *tokenBase) (uint64, *api.KVTxnOp, error) {
-	at := b.now()
-	seen := b.seen.Load()
-	if old.index != 0 && at.Add(-lag).UnixMicro() <= int64(old.value+seen) {
-		return old.value, &api.KVTxnOp{Verb: api.KVCheckIndex, Key: b.baseKey(), Index: old.index}, nil
-	}
-	us := at.UnixMicro()
-	if old.index == 0 {
-		seen = 0 // it may be another cluster
-	}
-	if us < int64(seen) || us > driver.MaxFence/2 {
-		return 0, nil, &driver.RefusedError{Reason: "the clock says " + at.UTC().Format(time.RFC3339) + ", which is out of the range of tokens: set it"}
-	}
-	value := max(uint64(us)-seen, old.value+1)
-	return value, b.setBase(old, value), nil
-}
-
-// change carries out what ops returns for the base of a new token, if the expected base is there.
+// change carries out what ops returns for the base of a new token, if the expected base is there. It
+// raises that if tokens lag behind the clock.
 func (b *Backend) change(ctx context.Context, old *tokenBase, ops func(base uint64) []*api.KVTxnOp) (answer, error) {
-	value, expected, err := b.raised(old)
+	value, err := base.NextBase(old.value, b.seen.Load(), old.index != 0, b.now(), lag, 0)
 	if err != nil {
 		return nil, err
 	}
-	done, err := b.txn(ctx, append(ops(value), expected)...)
-	b.keepBase(done, value)
-	return done, err
+	expected := &api.KVTxnOp{Verb: api.KVCheckIndex, Key: b.baseKey(), Index: old.index}
+	if value != old.value || old.index == 0 {
+		expected = b.setBase(old, value)
+	}
+	return b.commit(ctx, value, append(ops(value), expected)...)
+}
+
+// changed reports whether the base is certainly another one by now.
+func (b *Backend) changed(old *tokenBase) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.base != nil && b.base.index > old.index
 }
 
 // setBase stores a base if the expected one is there.
@@ -100,13 +94,15 @@ func (b *Backend) setBase(old *tokenBase, value uint64) *api.KVTxnOp {
 	return &api.KVTxnOp{Verb: api.KVCAS, Key: b.baseKey(), Index: old.index, Value: []byte(layout + " " + strconv.FormatUint(value, 10))}
 }
 
-// keepBase notes the base that a transaction found or stored.
-func (b *Backend) keepBase(a answer, value uint64) {
-	if p := a[b.baseKey()]; p != nil {
-		for old := b.base.Load(); old == nil || old.index < p.ModifyIndex; old = b.base.Load() {
-			if b.base.CompareAndSwap(old, &tokenBase{value, p.ModifyIndex}) {
-				return
-			}
+// commit carries operations out, and notes the base that they found or stored.
+func (b *Backend) commit(ctx context.Context, value uint64, ops ...*api.KVTxnOp) (answer, error) {
+	done, err := b.txn(ctx, ops...)
+	if p := done[b.baseKey()]; p != nil {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		if b.base == nil || b.base.index < p.ModifyIndex {
+			b.base = &tokenBase{value, p.ModifyIndex}
 		}
 	}
+	return done, err
 }

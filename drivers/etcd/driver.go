@@ -124,50 +124,10 @@ type Backend struct {
 	calls base.Calls
 
 	client  atomic.Pointer[clientv3.Client] // nil: it is not made yet
-	dialing joint                           // that makes it
+	dialing base.Joint                      // that makes it
 
 	mu       sync.Mutex
 	sessions map[int64]*session // by their TTL in seconds
-}
-
-// A joint is a call that callers who come while it is under way share.
-type joint struct {
-	mu  sync.Mutex
-	now *flight // nil: none is under way
-}
-
-type flight struct {
-	done chan struct{}
-	err  error
-}
-
-// do makes the call in a goroutine of the driver's, or joins the one under way, and waits for its end.
-func (j *joint) do(ctx context.Context, calls *base.Calls, f func(context.Context) error) error {
-	j.mu.Lock()
-	x := j.now
-	if x == nil {
-		x = &flight{done: make(chan struct{})}
-		if !calls.Go(func(ctx context.Context) { j.end(x, f(ctx)) }) {
-			j.mu.Unlock()
-			return driver.ErrClosed
-		}
-		j.now = x
-	}
-	j.mu.Unlock()
-	select {
-	case <-x.done:
-		return x.err
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
-
-func (j *joint) end(x *flight, err error) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	j.now = nil
-	x.err = err
-	close(x.done)
 }
 
 var (
@@ -264,7 +224,7 @@ func (b *Backend) connect(ctx context.Context) (*clientv3.Client, error) {
 	if client := b.client.Load(); client != nil {
 		return client, nil
 	}
-	err := b.dialing.do(ctx, &b.calls, func(context.Context) error {
+	err := b.dialing.Do(ctx, &b.calls, func(context.Context) error {
 		if b.client.Load() != nil {
 			return nil
 		}

@@ -18,8 +18,8 @@ import (
 // whole TTL. One goroutine keeps it alive.
 type session struct {
 	b       *Backend
-	seconds int64 // its TTL
-	keeping joint // the request that grants it, or keeps it alive
+	seconds int64      // its TTL
+	keeping base.Joint // the request that grants it, or keeps it alive
 	entries atomic.Int64
 	doubts  atomic.Int64 // tombstones
 
@@ -117,7 +117,7 @@ func (s *session) keep(ctx context.Context, age time.Duration) error {
 	if fresh {
 		return nil
 	}
-	return s.keeping.do(ctx, &s.b.calls, s.extend)
+	return s.keeping.Do(ctx, &s.b.calls, s.extend)
 }
 
 func (s *session) extend(ctx context.Context) error {

@@ -6,13 +6,12 @@ import (
 	"errors"
 	"net/http"
 	"strconv"
-	"strings"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
-	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/base"
 )
 
 // A token is a base plus a revision. Bases and revisions only grow, so tokens rise with the
@@ -64,11 +63,9 @@ func (b *Backend) readBase(kvs []*mvccpb.KeyValue, revision int64) (*tokenBase, 
 	}
 	b.saw(revision)
 	stored := string(kvs[0].Value)
-	version, number, _ := strings.Cut(stored, " ")
-	value, err := strconv.ParseUint(number, 10, 64)
-	if version != layout || err != nil || value > driver.MaxFence {
-		return nil, &driver.RefusedError{Reason: "another release of this driver has stored locks under " + b.opt.Path +
-			" in a layout that this one does not know: use that release, or another path"}
+	value, err := base.ParseBase(stored, layout, b.opt.Path)
+	if err != nil {
+		return nil, err
 	}
 	return &tokenBase{value, stored}, nil
 }
@@ -125,16 +122,8 @@ func (b *Backend) raised(ctx context.Context, old *tokenBase) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	seen := uint64(max(b.seen.Load(), 0))
-	if old.stored != "" && uint64(now.Add(-lag).UnixMicro()) <= old.value+seen {
-		return old.value, nil
-	}
 	ahead := min(8*time.Duration(b.took.Load()), time.Second)
-	us := uint64(max(now.Add(ahead).UnixMicro(), 0))
-	if us < seen || us > driver.MaxFence {
-		return 0, &driver.RefusedError{Reason: "the server's clock, " + now.UTC().Format(time.RFC3339) + ", is out of the range of tokens: set it"}
-	}
-	return max(us-seen, old.value), nil
+	return base.NextBase(old.value, uint64(max(b.seen.Load(), 0)), old.stored != "", now, lag, ahead)
 }
 
 // serverClock returns a function that asks the servers, one after another, for their time: the

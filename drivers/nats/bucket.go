@@ -42,63 +42,55 @@ const (
 	bucketLasts = 5 * time.Minute
 )
 
-// opening is a look for the bucket.
-type opening struct {
-	done chan struct{}
-	k    *bucket
-	err  error
-}
-
 // bucket returns the bucket. It is made at the first use, unless it is there. What comes too late for
 // one call serves the next.
 func (b *Backend) bucket(ctx context.Context) (*bucket, error) {
-	b.mu.Lock()
-	if k := b.bound; k != nil && time.Since(k.seen) < bucketLasts {
-		b.mu.Unlock()
+	k := b.known()
+	if k != nil {
 		return k, nil
 	}
-	o := b.opening
-	if o == nil {
-		o = &opening{done: make(chan struct{})}
-		if !b.calls.Go(func(ctx context.Context) { b.look(ctx, o) }) {
-			b.mu.Unlock()
-			return nil, driver.ErrClosed
-		}
-		b.opening = o
+	if err := b.opening.Do(ctx, &b.calls, b.look); err != nil {
+		return nil, err
 	}
-	b.mu.Unlock()
-	select {
-	case <-o.done:
-		return o.k, o.err
-	case <-ctx.Done():
-		return nil, ctx.Err()
+	if k = b.known(); k == nil {
+		return nil, b.explain(jetstream.ErrNoStreamResponse)
 	}
+	return k, nil
+}
+
+// known returns the bucket as it was seen a short time ago, or nil.
+func (b *Backend) known() *bucket {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if k := b.bound; k != nil && time.Since(k.seen) < bucketLasts {
+		return k
+	}
+	return nil
 }
 
 // look connects and looks for the bucket.
-func (b *Backend) look(ctx context.Context, o *opening) {
+func (b *Backend) look(ctx context.Context) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, b.opt.CallTimeout)
 	defer cancel()
 	b.mu.Lock()
 	nc, before := b.conn, b.bound
 	b.mu.Unlock()
 	if nc == nil {
-		nc, o.err = b.dial()
-		o.err = b.explain(o.err)
+		if nc, err = b.dial(); err != nil {
+			return b.explain(err)
+		}
 	}
-	if o.err == nil {
-		o.k, o.err = b.find(ctx, nc)
-	}
+	k, err := b.find(ctx, nc)
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if o.err == nil && (before == nil || before.root != o.k.root) {
-		o.err = b.listen(o.k)
+	if err == nil && (before == nil || before.root != k.root) {
+		err = b.listen(k)
 	}
-	b.conn, b.bound, b.opening = nc, nil, nil
-	if o.err == nil {
-		b.bound = o.k
+	if b.conn = nc; err != nil {
+		k = nil
 	}
-	close(o.done)
+	b.bound = k
+	return err
 }
 
 // listen hears of waiters, and notes it for leases that they wait for. b.mu is held.
@@ -127,7 +119,7 @@ func (b *Backend) find(ctx context.Context, nc *nats.Conn) (*bucket, error) {
 	sent := time.Now()
 	s, err := js.Stream(ctx, "KV_"+b.opt.Bucket)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
-		if s, err = b.create(ctx, nc, js); errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) { // another client was first
+		if err = b.create(ctx, nc, js); err == nil {
 			sent = time.Now()
 			s, err = js.Stream(ctx, "KV_"+b.opt.Bucket)
 		}
@@ -147,9 +139,9 @@ func (b *Backend) find(ctx context.Context, nc *nats.Conn) (*bucket, error) {
 	return k, nil
 }
 
-func (b *Backend) create(ctx context.Context, nc *nats.Conn, js jetstream.JetStream) (jetstream.Stream, error) {
+func (b *Backend) create(ctx context.Context, nc *nats.Conn, js jetstream.JetStream) error {
 	if v := nc.ConnectedServerVersion(); !newEnough(v) {
-		return nil, &driver.RefusedError{Reason: "the server is NATS " + strconv.Quote(v) + ", which has no TTL of messages: upgrade to 2.11 or newer"}
+		return &driver.RefusedError{Reason: "the server is NATS " + strconv.Quote(v) + ", which has no TTL of messages: upgrade to 2.11 or newer"}
 	}
 	epoch := nuid.Next()
 	root := b.opt.Bucket + "." + epoch + ".>"
@@ -163,7 +155,11 @@ func (b *Backend) create(ctx context.Context, nc *nats.Conn, js jetstream.JetStr
 	if nc.ConnectedClusterName() != "" {
 		c.Replicas = 3
 	}
-	return js.CreateStream(ctx, c)
+	_, err := js.CreateStream(ctx, c)
+	if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) { // another client was first
+		return nil
+	}
+	return err
 }
 
 // newEnough reports whether a server's version is 2.11 or newer.

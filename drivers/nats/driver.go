@@ -1,6 +1,7 @@
 package nats
 
 import (
+	"cmp"
 	"crypto/tls"
 	"regexp"
 	"strings"
@@ -23,11 +24,6 @@ const (
 	maxTTL = 24 * time.Hour
 )
 
-const (
-	defaultBucket      = "dlock"
-	defaultCallTimeout = time.Second
-)
-
 // Driver opens backends by URL. The zero Driver is ready.
 type Driver struct{}
 
@@ -40,7 +36,7 @@ func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 		return nil, err
 	}
 	opt := Options{Prefix: cfg.Prefix, Notify: cfg.Notify, Bucket: strings.TrimPrefix(u.Path, "/")}
-	opt.CallTimeout = u.Params.Duration("call_timeout", defaultCallTimeout, 10*time.Millisecond)
+	opt.CallTimeout = u.Params.Duration("call_timeout", time.Second, 10*time.Millisecond)
 	creds := u.Params.String("creds", "")
 	secure, err := u.Params.TLS(u.Scheme == "tls")
 	if err != nil {
@@ -118,8 +114,8 @@ type Backend struct {
 
 	mu      sync.Mutex
 	conn    *nats.Conn
-	bound   *bucket // nil: it must be looked for
-	opening *opening
+	bound   *bucket            // nil: it must be looked for
+	opening base.Joint         // that looks for it
 	queues  *nats.Subscription // news of all waiters
 	held    map[string]*lease  // by the name of the lock
 	freed   map[string]freed   // by the subject of the lock
@@ -153,20 +149,9 @@ func newBackend(o *Options) (*Backend, error) {
 	if o != nil {
 		opt = *o
 	}
-	if opt.Bucket == "" {
-		opt.Bucket = defaultBucket
-	}
-	if opt.CallTimeout == 0 {
-		opt.CallTimeout = defaultCallTimeout
-	}
-	if err := base.CheckPrefix(opt.Prefix); err != nil {
-		return nil, err
-	}
-	switch {
-	case !validBucket.MatchString(opt.Bucket):
+	opt.Bucket = cmp.Or(opt.Bucket, "dlock")
+	if !validBucket.MatchString(opt.Bucket) {
 		return nil, driver.Invalid("bucket", "must have 1 to 64 letters, digits, '-' and '_'")
-	case opt.CallTimeout < 10*time.Millisecond:
-		return nil, driver.Invalid("call_timeout", "must be at least 10ms")
 	}
 	b := &Backend{opt: opt, id: nuid.Next(), held: map[string]*lease{}, freed: map[string]freed{},
 		about: driver.Info{
@@ -174,7 +159,9 @@ func newBackend(o *Options) (*Backend, error) {
 			Features: driver.FeatureFencing | driver.FeatureQueueing | driver.FeatureOrdered,
 			MinTTL:   minTTL, MaxTTL: maxTTL, TokenLag: -1, // they need no clock
 		}}
-	b.calls.Name, b.calls.Timeout = "nats", opt.CallTimeout
+	if err := b.calls.Setup("nats", opt.Prefix, &b.opt.CallTimeout); err != nil {
+		return nil, err
+	}
 	return b, nil
 }
 

@@ -39,6 +39,11 @@ func noEffect(err error) bool {
 	return errors.Is(err, errConflict) || errors.Is(err, driver.ErrRefused) || errors.As(err, &unsent) || errors.As(err, &answer)
 }
 
+// leaderless reports whether no server took the request.
+func leaderless(err error) bool {
+	return errors.Is(err, nats.ErrNoResponders) || errors.Is(err, jetstream.ErrNoStreamResponse)
+}
+
 // explain returns the error of this driver for one of the client's.
 func (b *Backend) explain(err error) error {
 	if err == nil {
@@ -58,7 +63,7 @@ func (b *Backend) explain(err error) error {
 		return refused(0, "the server refuses the user or the password")
 	case errors.Is(err, nats.ErrReconnectBufExceeded), errors.Is(err, nats.ErrNoServers):
 		return &unsentError{fmt.Errorf("no connection to %s", b.address)}
-	case errors.Is(err, nats.ErrNoResponders), errors.Is(err, jetstream.ErrNoStreamResponse):
+	case leaderless(err):
 		b.forget()
 		return &unsentError{fmt.Errorf("no server of %s has the bucket, or its servers elect a leader", b.address)}
 	case api == nil:

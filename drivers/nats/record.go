@@ -90,38 +90,53 @@ func parse(header nats.Header, data []byte) record {
 	return r
 }
 
-// ready waits for the connection before a request: a connection may keep a request that it cannot
-// send, until nobody can undo what it does.
-func (b *Backend) ready(ctx context.Context, k *bucket) error {
-	for !k.nc.IsConnected() {
-		select {
-		case <-ctx.Done():
-			return b.explain(nats.ErrReconnectBufExceeded)
-		case <-time.After(10 * time.Millisecond):
+// request makes a request. It first waits for the connection: a connection may keep a request that it
+// cannot send, until nobody can undo what it does. If no server has the bucket, for half of the call's
+// time it asks again, since the servers mostly elect a leader then.
+func (b *Backend) request(ctx context.Context, k *bucket, f func(ctx context.Context) error) error {
+	by, _ := ctx.Deadline()
+	for by = by.Add(-time.Until(by) / 2); ; {
+		for !k.nc.IsConnected() {
+			if !pause(ctx, 10*time.Millisecond) {
+				return b.explain(nats.ErrReconnectBufExceeded)
+			}
+		}
+		b.complaint.Store(nil)
+		err := f(ctx)
+		if !leaderless(err) || time.Now().After(by) || !pause(ctx, 50*time.Millisecond) {
+			return b.explain(err)
 		}
 	}
-	b.complaint.Store(nil)
-	return nil
+}
+
+// pause waits for this long. It reports false if ctx ends before.
+func pause(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-time.After(d):
+		return true
+	case <-ctx.Done():
+		return false
+	}
 }
 
 // get returns a message: the last one of a subject, or with from the first one of subjects whose
 // number is at least from. The leader of the bucket answers, so that a server that lags behind does
 // not.
 func (b *Backend) get(ctx context.Context, k *bucket, subject string, from uint64) (subjectOf string, r record, err error) {
-	if err := b.ready(ctx, k); err != nil {
-		return "", r, err
-	}
 	var m *jetstream.RawStreamMsg
-	if from > 0 {
-		m, err = k.s.GetMsg(ctx, from, jetstream.WithGetMsgSubject(subject))
-	} else {
-		m, err = k.s.GetLastMsgForSubject(ctx, subject)
-	}
-	if errors.Is(err, jetstream.ErrMsgNotFound) {
-		return "", r, nil
-	}
-	if err != nil {
-		return "", r, b.explain(err)
+	err = b.request(ctx, k, func(ctx context.Context) (err error) {
+		if from > 0 {
+			m, err = k.s.GetMsg(ctx, from, jetstream.WithGetMsgSubject(subject))
+		} else {
+			m, err = k.s.GetLastMsgForSubject(ctx, subject)
+		}
+		if errors.Is(err, jetstream.ErrMsgNotFound) {
+			m, err = &jetstream.RawStreamMsg{}, nil
+		}
+		return err
+	})
+	if err != nil || m.Sequence == 0 {
+		return "", r, err
 	}
 	r = parse(m.Header, m.Data)
 	r.seq, r.at = m.Sequence, m.Time
@@ -152,14 +167,19 @@ func (b *Backend) put(ctx context.Context, k *bucket, subject string, expected u
 	if m.Data, err = json.Marshal(&r); err != nil {
 		return 0, err
 	}
-	if err := b.ready(ctx, k); err != nil {
-		return 0, err
-	}
-	ack, err := k.js.PublishMsg(ctx, m, jetstream.WithRetryAttempts(0))
-	if err != nil {
-		return 0, b.explain(err)
-	}
-	return ack.Sequence, nil
+	return b.publish(ctx, k, m)
+}
+
+// publish stores a message, and returns its number.
+func (b *Backend) publish(ctx context.Context, k *bucket, m *nats.Msg) (seq uint64, err error) {
+	err = b.request(ctx, k, func(ctx context.Context) error {
+		ack, err := k.js.PublishMsg(ctx, m, jetstream.WithRetryAttempts(0))
+		if err == nil {
+			seq = ack.Sequence
+		}
+		return err
+	})
+	return seq, err
 }
 
 // confirm returns nil if a majority agrees that the last message of a lock has this number, and
@@ -172,18 +192,11 @@ func (b *Backend) confirm(ctx context.Context, k *bucket, lock string, seq uint6
 		m.Header.Set(headerExpected, strconv.FormatUint(seq, 10))
 		m.Header.Set(headerExpectedOf, k.subject("k", lock))
 	}
-	err := b.ready(ctx, k)
-	if err == nil {
-		_, err = k.js.PublishMsg(ctx, m, jetstream.WithRetryAttempts(0))
-	}
-	return b.explain(err)
+	_, err := b.publish(ctx, k, m)
+	return err
 }
 
 // purge deletes the messages of subjects, which may have wildcards.
 func (b *Backend) purge(ctx context.Context, k *bucket, subjects string) error {
-	err := b.ready(ctx, k)
-	if err == nil {
-		err = k.s.Purge(ctx, jetstream.WithPurgeSubject(subjects))
-	}
-	return b.explain(err)
+	return b.request(ctx, k, func(ctx context.Context) error { return k.s.Purge(ctx, jetstream.WithPurgeSubject(subjects)) })
 }
