@@ -50,8 +50,8 @@ type HeldError struct {
 	// ReservedForWaiter: the lock was just released, and the server keeps it for the first
 	// waiter in the queue, for RetryAfter at most. Holder is empty.
 	ReservedForWaiter bool
-	// Mode is Shared if readers have the lock, or if it is reserved for some: a request for Shared is then
-	// refused only because a writer waits. Holder is empty.
+	// Mode is Shared if readers have the lock: a request for Shared is then refused because a writer waits
+	// that came earlier. Holder is empty.
 	Mode Mode
 	// Server and Clock are as in Grant.
 	Server string

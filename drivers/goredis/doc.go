@@ -76,7 +76,8 @@
 //
 // It is removed with its last waiter, or two and a half minutes after the last request of a
 // waiter. While readers share a lock the string at the key is "redlock1:shared", with the latest of
-// their ends, and a sorted set has each of them by its end:
+// their ends, and a sorted set has each of them by its end (while it is only kept for readers who
+// wait, the string is "redlock1:next|0|" and the place of one):
 //
 //	<prefix>redlock1:readers:{<prefix><key>}
 //

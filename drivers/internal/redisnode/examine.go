@@ -331,14 +331,16 @@ type right struct {
 	without string // the drawback without the right; empty: no lock can be taken
 }
 
+const noQueue = "waiters poll, and shared mode is refused"
+
 var rights = []right{
 	{command: "TIME"}, {command: "SET %k x PX 1"}, {command: "GET %k"}, {command: "PTTL %k"}, {command: "PEXPIRE %k 1"}, {command: "DEL %k"},
 	{command: "EVAL return{1} 1 %k"}, {command: "EVALSHA 0000000000000000000000000000000000000000 1 %k"},
 	{"INFO server", "restarts of the server are not noticed"},
 	{"GETRANGE %k 0 1", "who holds a lock is unknown"},
 	{"MGET %k", "calls that come together take longer"}, {"EXISTS %k", "calls that come together take longer"},
-	{"ZADD %k 1 x", "waiters poll"}, {"ZCOUNT %k 0 1", "waiters poll"}, {"ZRANGE %k 0 0", "waiters poll"},
-	{"ZREM %k x", "waiters poll"}, {"ZPOPMIN %k", "waiters poll"}, {"PUBLISH %c x", "waiters poll"},
+	{"ZADD %k 1 x", noQueue}, {"ZCOUNT %k 0 1", "waiters poll"}, {"ZRANGE %k 0 0", noQueue}, {"ZREM %k x", noQueue},
+	{"ZPOPMIN %k", "waiters poll"}, {"PUBLISH %c x", "waiters poll"},
 }
 
 // named finds the user in a refusal of a server that names it.

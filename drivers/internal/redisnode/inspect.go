@@ -65,18 +65,11 @@ func stateOf(key string, now time.Time, reply []any) *driver.State {
 	case value == names.Shared:
 		s.Mode = driver.Shared
 		scored(reply[4], func(member string, us int64) {
-			switch end := time.UnixMicro(us).Sub(now); {
-			case end <= 0:
-			case strings.HasPrefix(member, names.Next):
-				s.ReservedFor = max(s.ReservedFor, end)
-			default:
+			if end := time.UnixMicro(us).Sub(now); end > 0 && !strings.HasPrefix(member, names.Next) {
 				s.Holders = append(s.Holders, holder(member, end))
 			}
 		})
 		if len(s.Holders) > 0 {
-			s.ReservedFor = 0
-		}
-		if len(s.Holders) > 0 || s.ReservedFor > 0 {
 			return s
 		}
 	}

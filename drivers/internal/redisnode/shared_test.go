@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -221,10 +223,11 @@ func (s *suite) sharedOperators(t *testing.T) {
 
 	// A lock that is kept for readers is not free, and a set that is none refuses readers, and nobody else.
 	do(t, srv, "ZADD", theReaders, fmt.Sprint(time.Now().Add(time.Minute).UnixMicro()), "redlock1:next|a.r1.30")
-	do(t, srv, "SET", theLock, "redlock1:shared", "PX", "60000")
+	do(t, srv, "SET", theLock, "redlock1:next|0|a.r1.30", "PX", "60000")
 	if st, err := in.Lookup(t.Context(), theLock); err != nil || st.ReservedFor < 50*time.Second || len(st.Holders) != 0 {
 		t.Errorf("a lock that is kept for a reader: %+v, %v", st, err)
 	}
+	do(t, srv, "SET", theLock, "redlock1:shared", "PX", "60000")
 	do(t, srv, "SET", theReaders, "x")
 	if st, err := in.Lookup(t.Context(), theLock); err != nil || len(st.Holders) != 1 {
 		t.Errorf("a lock of readers that nobody knows: %+v, %v", st, err)
@@ -273,4 +276,37 @@ func (s *suite) sharedLeases(t *testing.T) {
 		return nil
 	})
 	drivertest.Renew(t, held, time.Minute) // the server has it on its disk
+}
+
+// TestAnExclusiveLockCostsWhatItDid: these are all commands that the server runs for locks that are taken, renewed
+// and released, and all bytes that it receives. Shared mode has added nothing to either.
+func TestAnExclusiveLockCostsWhatItDid(t *testing.T) {
+	const n, commands, bytes = 100, "del 100, evalsha 300, get 300, pexpire 200, set 200, time 200, zpopmin 100", 57940
+	srv := server.Redis(t)
+	if _, err := srv.Do("SET", "k", "v", "NX", "GET"); err != nil {
+		t.Skipf("the commands are those of Redis 7: %v", err)
+	}
+	s := &suite{library: libraries[0], kind: server.KindRedis}
+	b := s.open(t, s.url(srv.Addr(), ""))
+	cycle := func() {
+		l := s.lock(t, b, "key", time.Minute)
+		drivertest.Renew(t, l, time.Minute)
+		unlock(t, l)
+	}
+	cycle()
+	do(t, srv, "CONFIG", "RESETSTAT")
+	for range n {
+		cycle()
+	}
+	var ran []string
+	for _, m := range regexp.MustCompile(`cmdstat_(\w+):calls=(\d+)`).FindAllStringSubmatch(fmt.Sprint(do(t, srv, "INFO", "commandstats")), -1) {
+		ran = append(ran, m[1]+" "+m[2])
+	}
+	slices.Sort(ran)
+	if got := strings.Join(ran, ", "); got != commands {
+		t.Errorf("%d locks ran %s; want %s", n, got, commands)
+	}
+	if _, received, _ := strings.Cut(fmt.Sprint(do(t, srv, "INFO", "stats")), "total_net_input_bytes:"); !strings.HasPrefix(received, fmt.Sprint(bytes)+"\r") {
+		t.Errorf("the server received %.8s bytes, want %d", received, bytes)
+	}
 }

@@ -20,7 +20,7 @@ local function waits()
 end
 local v = redis.call('GET', lock)
 local free = not v
-if v == MARKER then
+if shared(v) then
   latest()
   local mine = ARGV[6] == '1' and own(me)[1]
   if mine then -- a retried command
@@ -51,7 +51,7 @@ if why then return why end
 if counter and counter >= x then x = counter + 1 end
 if not counter or enters(x, counter) then x, why = look(x, not counter) end
 if why then return why end
-if v ~= MARKER then redis.call('DEL', readers) end
+if not shared(v) then redis.call('DEL', readers) end
 redis.call('ZREM', queue, place) -- it was not its turn yet
 redis.call('SET', KEYS[2], digits(x), 'PX', life(x, ARGV[5]))
 redis.call('ZADD', readers, whole(ends), me .. digits(x))

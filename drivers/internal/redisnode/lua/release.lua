@@ -17,7 +17,7 @@ local v, me, quits = redis.call('GET', KEYS[1]), ARGV[2], ARGV[4] or ''
 local mine = v and me ~= '' and (v == me or string.sub(me, -1) == '|' and string.sub(v, 1, #me) == me)
 if quits ~= '' then
   redis.pcall('ZREM', KEYS[2], quits)
-  if v == 'redlock1:shared' then return 4 end
+  if v and (v == 'redlock1:shared' or string.find(v, 'redlock1:next|0|', 1, true)) then return 4 end
   mine = mine or not v or string.match(v, '^redlock1:next|%d+|(.*)$') == quits
 end
 if not mine then return 0 end

@@ -10,7 +10,7 @@ local now = t[1] * 1000000 + t[2]
 -- lua/hand_over.lua
 local v = redis.call('GET', lock)
 local mine = v and me ~= '' and (v == me or string.sub(me, -1) == '|' and string.sub(v, 1, #me) == me)
-if v == MARKER then
+if shared(v) then
   latest()
   for _, member in ipairs(string.sub(me, -1) == '|' and own(me) or {me}) do
     mine = redis.call('ZREM', readers, member) == 1 or mine
@@ -18,17 +18,17 @@ if v == MARKER then
 end
 if quits ~= '' then
   redis.pcall('ZREM', queue, quits)
-  if v == MARKER then redis.call('ZREM', readers, NEXT .. quits) end
-  mine = mine or not v or v == MARKER or string.match(v, '^redlock1:next|%d+|(.*)$') == quits
+  if shared(v) then redis.call('ZREM', readers, NEXT .. quits) end
+  mine = mine or not v or shared(v) or string.match(v, '^redlock1:next|%d+|(.*)$') == quits
 end
 if not mine then return 0 end
-if v ~= MARKER then redis.call('DEL', readers) end
+if not shared(v) then redis.call('DEL', readers) end
 local code = 4
 while code == 4 do
   local admitted = not silent and admit()
-  local last = latest()
+  local last, place = latest()
   if last then
-    keep(last)
+    keep(last, place)
     return admitted and 3 or 1
   end
   code = hand_over()
