@@ -73,7 +73,7 @@ func (f *folder) visit() (*place, error) {
 	perm := fi.Mode().Perm()
 	switch {
 	case !fi.IsDir():
-		return nil, refuse("%s is no folder but %s: name a folder (file:///folder)", f.path, kind(fi.Mode()))
+		return nil, refuse("%s is no folder (%v): name a folder (file:///folder)", f.path, fi.Mode())
 	case f.private && !p.id.mine():
 		return nil, refuse("%s belongs to user %d, and this process is user %d: name a folder of its own (file:///folder), or chown that one", f.path, p.id.uid, os.Geteuid())
 	case f.private && p.id.known && perm&0o022 != 0:
@@ -185,7 +185,7 @@ func (p *place) vet(f *os.File) error {
 	id := identify(fi)
 	switch {
 	case !fi.Mode().IsRegular():
-		return refuse("%s is no regular file but %s: remove it", f.Name(), kind(fi.Mode()))
+		return refuse("%s is no regular file (%v): remove it", f.Name(), fi.Mode())
 	case id.links > 1:
 		return refuse("%s has another name too (a hard link): remove it", f.Name())
 	case id.known && !p.shared && !id.mine() && id.uid != p.id.uid && id.uid != 0:
@@ -224,8 +224,8 @@ func refused(err error, path string) error {
 		return refuse("%s was written by another release, in a layout that this one does not know: use the newer release", path)
 	case errors.Is(err, errEnd):
 		return refuse("the counter of %s has reached the largest token: if this machine's clock is right, remove that file", path)
-	case irregular(path) != "":
-		return refuse("%s is no regular file but %s: remove it", path, irregular(path))
+	case irregular(path):
+		return refuse("%s is no regular file: remove it", path)
 	case full(err):
 		return &driver.RefusedError{
 			Reason:     "file: too many files are open: a lock needs a descriptor until it is released; raise the limit (ulimit -n, LimitNOFILE), or hold fewer locks",
@@ -248,27 +248,9 @@ func full(err error) bool {
 	return errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE)
 }
 
-// irregular names the kind of the file at path, if it is not a regular one.
-func irregular(path string) string {
+func irregular(path string) bool {
 	fi, err := os.Lstat(path)
-	if err != nil || fi.Mode().IsRegular() {
-		return ""
-	}
-	return kind(fi.Mode())
-}
-
-func kind(m fs.FileMode) string {
-	switch {
-	case m&fs.ModeSymlink != 0:
-		return "a symbolic link"
-	case m.IsDir():
-		return "a folder"
-	case m.IsRegular():
-		return "a regular file"
-	case m&fs.ModeNamedPipe != 0:
-		return "a named pipe"
-	}
-	return "a special file"
+	return err == nil && !fi.Mode().IsRegular()
 }
 
 // paths are the files of one key.

@@ -61,11 +61,11 @@ func TestTheDefaultFolderIsPrivate(t *testing.T) {
 
 	must(t, os.Rename(folder, folder+"2"))
 	must(t, os.Symlink(folder+"2", folder))
-	wantRefused(t, "a default folder that is a link", attempt(t, ""), folder, "symbolic link")
+	wantRefused(t, "a default folder that is a link", attempt(t, ""), folder, "no folder")
 
 	must(t, os.Remove(folder))
 	must(t, os.WriteFile(folder, nil, 0o600))
-	wantRefused(t, "a default folder that is a file", attempt(t, ""), folder, "regular file")
+	wantRefused(t, "a default folder that is a file", attempt(t, ""), folder, "no folder")
 }
 
 func TestWithoutAHomeTheFolderIsInVarTmp(t *testing.T) {
@@ -166,7 +166,7 @@ func TestAFolderThatCannotBeUsedIsARefusal(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "file")
 	must(t, os.WriteFile(path, nil, 0o600))
-	wantRefused(t, "a file as folder", attempt(t, path), path, "regular file")
+	wantRefused(t, "a file as folder", attempt(t, path), path, "no folder")
 	wantRefused(t, "a file as parent", attempt(t, filepath.Join(path, "a")), path, "file:///folder")
 	b := open(t, path)
 	found, err := b.Check(t.Context())
