@@ -49,9 +49,9 @@
 // # What is stored
 //
 // A lock is a plain string at exactly the user's key (the prefix before it; none by default):
-// "owner|token", with an end. So these locks and locks that redsync, redislock or a plain SET
-// key value NX PX take exclude each other, and services can migrate one at a time. The fencing
-// counter is stored at
+// "owner|token", or "owner+n|token" for a range of n tokens, with an end. So these locks and locks
+// that redsync, redislock or a plain SET key value NX PX take exclude each other, and services can
+// migrate one at a time. The fencing counter is stored at
 //
 //	<prefix>redlock1:fence:{<prefix><key>}
 //

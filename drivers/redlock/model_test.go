@@ -180,7 +180,9 @@ func (d *duel) must(err error) {
 
 func (d *duel) acquire(ctx context.Context) string {
 	q := d.quorum
-	req := driver.Request{Key: d.key, Owner: fmt.Sprintf("o%d/%d", d.rng.IntN(2), d.rng.IntN(2)), TTL: 20 * time.Second, Quorum: &q}
+	owner, attempt := d.rng.IntN(2), d.rng.IntN(2)
+	req := driver.Request{Key: d.key, Owner: fmt.Sprintf("o%d/%d", owner, attempt), TTL: 20 * time.Second, Quorum: &q}
+	req.Tokens = uint32(attempt) * 5000
 	req.FenceFloor = uint64(time.Now().Add(driver.FenceSlack/2).UnixMicro()) + uint64(d.rng.IntN(5))
 	if d.last != 0 && d.rng.IntN(3) == 0 {
 		req.ExactFence = d.last + uint64(d.rng.IntN(20)) - 10

@@ -448,9 +448,8 @@ func (s *simServer) acquire(c simCall, t *quorum.Terms) simReply {
 	x := int64(c.token)
 	if x == 0 {
 		x = now
-	} else {
-		x = max(min(x, now+simAhead), now-simLag, s.memory.meta.till)
 	}
+	x = max(min(x, now+simAhead), now-simLag, s.memory.meta.till+c.more)
 	if c.place.since == 0 {
 		c.place.since = uint64(x)
 	}

@@ -138,7 +138,12 @@ func (c *tableCase) play(script string, a []string) string {
 	body := func() simReply { return c.s.acquire(call, &t) }
 	switch {
 	case op == "acquire" && len(a) > 5:
-		call.place = c.place(a[5], a[7])
+		if a[5] != "" {
+			call.place = c.place(a[5], a[7])
+		}
+		if len(a) > 8 {
+			call.more = c.number(a[8]) - 1
+		}
 	case op == "join":
 		text.op, call.seen = simJoin, uint64(c.number(a[5]))
 		body = func() simReply { return c.s.join(call, &t) }

@@ -19,7 +19,7 @@ func Example() {
 	}
 	defer locks.Close()
 	fmt.Println(locks.TTL(), locks.Backend().Info().Features)
-	// Output: 10s fencing,node,keep,ordered
+	// Output: 10s shared,fencing,node,keep,ordered,tokens
 }
 
 // On the client that the program already has. Close leaves it open.

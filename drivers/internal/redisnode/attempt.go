@@ -27,7 +27,8 @@ type attempt struct {
 	names  names.Siblings
 	shared bool
 	place  string   // place in the wait queue; empty: nobody waits
-	more   []string // arguments of acquire about the queue, or of join about the token
+	more   []string // arguments of acquire about the queue and a range, or of join about the token
+	tokens uint32   // the length of the range; zero: one token
 	quorum *quorum.Info
 	ttl    time.Duration
 
@@ -48,6 +49,10 @@ func (n *Node) attempt(req *driver.Request) *attempt {
 		t = new(attempt)
 	}
 	t.node, t.part, t.key, t.owner, t.ttl = n, t, req.Key, req.Owner, req.TTL
+	if req.Tokens > 1 && req.Mode == driver.Exclusive { // a reader gets one
+		t.tokens, t.owner = req.Tokens, names.Ranged(req.Owner, req.Tokens)
+		t.more = []string{"", "", "", strconv.FormatUint(uint64(req.Tokens), 10)}
+	}
 	t.quorum = req.Quorum
 	t.span = n.span(req.TTL, t.quorum)
 	t.ask.op, t.floor = lua.Acquire, req.FenceFloor
@@ -59,8 +64,8 @@ func (n *Node) attempt(req *driver.Request) *attempt {
 		t.ask.op, t.more = lua.AcquireShared, []string{"", queueLife, "0"}
 	}
 	var lock string
-	lock, t.value = t.names.Of(n.names, req.Key, req.Owner, t.floor)
-	t.proposal = t.value[len(req.Owner)+1:]
+	lock, t.value = t.names.Of(n.names, req.Key, t.owner, t.floor)
+	t.proposal = t.value[len(t.owner)+1:]
 	t.ask.q, t.ask.ttl, t.ask.script = n.guard.of(t.quorum), req.TTL, t
 	t.ask.keys = n.fenced(t.ask.room.keys[:0], lock, t.names.Counter, req.Key, t.ask.q)
 	if t.shared {
@@ -174,6 +179,7 @@ func (t *attempt) granted(a *answer) error {
 	l.grant = driver.Grant{
 		Expires: driver.Expires(a.sent, t.ttl),
 		Fence:   uint64(fence),
+		Tokens:  t.tokens,
 		Clock:   a.observe(clock),
 		Server:  a.process.run,
 		Terms:   a.terms(t.quorum),
@@ -193,7 +199,7 @@ func held(a *answer) *driver.HeldError {
 	value, _ := text(a.Reply, 1)
 	pttl, told := number(a.Reply, 2)
 	e := &driver.HeldError{Clock: a.learn(3), Server: a.process.run}
-	owner, fence := names.Parse(value)
+	owner, _, fence := names.Parse(value)
 	e.Holder = owner
 	switch {
 	case strings.HasPrefix(value, names.Next):
@@ -257,7 +263,7 @@ func (t *attempt) takePlace() {
 		since = int64(t.quorum.WaitingSince) // the same on all nodes
 	}
 	t.place = place
-	t.more = []string{place, queueLife, strconv.FormatInt(since, 10)}
+	t.more = append([]string{place, queueLife, strconv.FormatInt(since, 10)}, t.more[min(3, len(t.more)):]...)
 	if t.shared {
 		return
 	}

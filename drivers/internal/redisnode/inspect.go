@@ -79,7 +79,7 @@ func stateOf(key string, now time.Time, reply []any) *driver.State {
 
 func holder(value string, left time.Duration) driver.Holder {
 	h := driver.Holder{TTL: left}
-	h.Owner, h.Fence = names.Parse(value)
+	h.Owner, h.Tokens, h.Fence = names.Parse(value)
 	if h.Fence > 0 {
 		h.Since = time.UnixMicro(int64(h.Fence))
 	}
@@ -231,7 +231,7 @@ func (n *Node) Break(ctx context.Context, key string, h driver.Holder) error {
 	if i < 0 {
 		return driver.ErrLost
 	}
-	value := s.Holders[i].Owner + "|" + strconv.FormatUint(h.Fence, 10)
+	value := names.Ranged(s.Holders[i].Owner, s.Holders[i].Tokens) + "|" + strconv.FormatUint(h.Fence, 10)
 	found, err := n.releasing(key, value, "", s.Mode == driver.Shared, names.Siblings{WaitQueue: n.names.WaitQueue(key)}).do(ctx)
 	if err == nil && !found {
 		return driver.ErrLost

@@ -64,7 +64,7 @@ func (n *Node) Info() driver.Info {
 	if n.cfg.Guard > 0 {
 		most = n.cfg.Guard
 	}
-	return driver.Info{Name: n.cfg.Name, Features: driver.FeatureShared | driver.FeatureFencing | driver.FeatureQuorumNode | driver.FeatureKeep | driver.FeatureOrdered, MinTTL: minTTL, MaxTTL: most}
+	return driver.Info{Name: n.cfg.Name, Features: driver.FeatureShared | driver.FeatureFencing | driver.FeatureQuorumNode | driver.FeatureKeep | driver.FeatureOrdered | driver.FeatureTokens, MinTTL: minTTL, MaxTTL: most}
 }
 
 // String returns the server's address, without any secret.

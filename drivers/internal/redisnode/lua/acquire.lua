@@ -1,13 +1,14 @@
 -- Takes the lock if it is free.
 -- KEYS: 1 lock, 2 counter, 3 mark; 4 queue, if somebody waits.
 -- ARGV: 1 not-after (us), 2 owner/attempt, 3 PX without GRACE (ms), 4 proposed token (us) or 0, 5 life of the counter after its token (ms),
--- 6 place in the queue, if somebody waits; and then 7 PX of the queue (ms), 8 since when the caller waits (us) or 0.
+-- 6 place in the queue, if somebody waits; and then 7 PX of the queue (ms), 8 since when the caller waits (us) or 0;
+-- 9 how many tokens, if more than one: the last of them is the token. Then 6 to 8 are '' if nobody waits.
 -- Reply: TIME granted at TIME, if no token is proposed, there is no guard and nobody waits; granted at the proposed token: one number, see proposed;
 -- {1, token, TIME, the counter before or ''} granted at another, {1, token, TIME} to this attempt before; {0, value, PTTL, TIME} held; {-1, TIME} too late.
-local try, place, v, got = redis.pcall, ARGV[6], false, false
+local try, place, more, v, got = redis.pcall, ARGV[6] ~= '' and ARGV[6], (ARGV[9] or 1) - 1, false, false
 local fence, x, px = ARGV[4], ARGV[4] + 0, GRACE == 0 and ARGV[3] or string.format('%.0f', ARGV[3] + GRACE)
-if x > now + 500000 or x < now - 2000000 or x < till then
-  x = x == 0 and now or math.max(math.min(x, now + 500000), now - 2000000, till)
+if x > now + 500000 or x < now - 2000000 or x < till + more then
+  x = math.max(x == 0 and now or math.min(x, now + 500000), now - 2000000, till + more)
   fence = x == now and #t[2] == 6 and t[1] .. t[2] or string.format('%.0f', x)
 end
 local value = ARGV[2] .. '|' .. fence
@@ -39,7 +40,7 @@ if got then
   local ends = x > now and string.format('%.0f', ARGV[5] + math.ceil((x - now) / 1000)) or ARGV[5]
   local old = try('SET', KEYS[2], fence, 'PX', ends, 'GET')
   local counter, why = old and tonumber(old), nil
-  if counter and counter < x and counter >= x - x % 10000000 then
+  if counter and counter + more < x and counter >= x - x % 10000000 then
     if ARGV[4] == '0' and #KEYS == 3 then return now end
     if ARGV[4] == fence then return proposed(counter) end
     return {1, x, now, old}
@@ -52,7 +53,7 @@ if got then
   -- lua/counter.lua
   -- lua/correct_token.lua
   local first = x
-  x, why = correct_token(KEYS[1], KEYS[2], ARGV[2] .. '|', px, x, old, ARGV[5])
+  x, why = correct_token(KEYS[1], KEYS[2], ARGV[2] .. '|', px, x, old, ARGV[5], more)
   if x == first and ARGV[4] == '0' and #KEYS == 3 then return now end
   if x == first and ARGV[4] == fence and x - (counter or x) < 2147483648 then return proposed(counter) end
   return why or {1, x, now, old or ''}

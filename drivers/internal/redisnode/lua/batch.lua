@@ -65,7 +65,7 @@ local function take()
     -- lua/correct_token.lua
     for i = 1, #odd do
       local a = odd[i]
-      local fine, x = pcall(correct_token, a[2], K[locks + a[1]], a[3], px, a[4], a[5], ms)
+      local fine, x = pcall(correct_token, a[2], K[locks + a[1]], a[3], px, a[4], a[5], ms, 0)
       if not fine then
         note(a[1], -6, type(x) == 'table' and x.err or tostring(x))
       elseif x ~= a[4] or size > 0 then

@@ -25,11 +25,11 @@ local function marked()
   if now < high then floor = math.max(floor, top + INTERVAL) end
   return high, top, floor
 end
--- look returns the token, raised above the floor if there is no counter; or nil and an error.
-local function look(x, missing)
+-- look returns the token, raised above the floor, with the tokens of its range, if there is no counter; or nil and an error.
+local function look(x, missing, more)
   local high, top, floor = marked()
   if not high then return nil, top end
-  if missing and x <= floor then x = floor + 1 end
+  if missing then x = math.max(x, floor + (more or 0) + 1) end
   if x > MOST then return nil, redis.error_reply('ERR the fencing counter of this lock is at its end') end
   local said = redis.pcall('SET', mark, digits(now) .. ' ' .. digits(math.max(top, x)) .. ' ' .. digits(floor))
   if said.err then return nil, said end

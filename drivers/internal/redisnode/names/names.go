@@ -178,16 +178,31 @@ func Slot(key string) int {
 	return int(crc % Slots)
 }
 
-// Parse splits the value of a lock into owner and token. The whole value of another library's
-// lock is its owner; it has no token.
-func Parse(value string) (owner string, fence uint64) {
+// Ranged returns the owner in the value of a lock with so many tokens.
+func Ranged(owner string, tokens uint32) string {
+	if tokens <= 1 {
+		return owner
+	}
+	return owner + "+" + strconv.FormatUint(uint64(tokens), 10)
+}
+
+// Parse splits the value of a lock into the owner, the length of the range of its tokens (zero: it
+// has one), and the last token. The whole value of another library's lock is its owner; it has no
+// token.
+func Parse(value string) (owner string, tokens uint32, fence uint64) {
 	owner, token, found := strings.Cut(value, "|")
 	if !found || owner == "" || token == "" || token[0] == '0' || strings.Trim(token, "0123456789") != "" {
-		return value, 0
+		return value, 0, 0
 	}
 	fence, err := strconv.ParseUint(token, 10, 64)
 	if err != nil || fence > driver.MaxFence {
-		return value, 0
+		return value, 0, 0
 	}
-	return owner, fence
+	if i := strings.LastIndexByte(owner, '+'); i > 0 {
+		n, err := strconv.ParseUint(owner[i+1:], 10, 32)
+		if short := owner[:i]; err == nil && n <= driver.MaxTokens && Ranged(short, uint32(n)) == owner {
+			return short, uint32(n), fence
+		}
+	}
+	return owner, 0, fence
 }

@@ -33,22 +33,30 @@ func TestNamesBesideALockShareItsSlotAndPrefixAndDiffer(t *testing.T) {
 
 func TestOwnersAreToldFromForeignValues(t *testing.T) {
 	for value, want := range map[string]struct {
-		owner string
-		fence uint64
+		owner  string
+		tokens uint32
+		fence  uint64
 	}{
-		"web-1/ab/2|1732161234567890": {"web-1/ab/2", 1732161234567890},
-		"a|":                          {"a|", 0},
-		"|12":                         {"|12", 0},
-		"a|012":                       {"a|012", 0},
-		"a|1|2":                       {"a|1|2", 0},
-		"a|-1":                        {"a|-1", 0},
-		"a|9007199254740992":          {"a|9007199254740992", 0},
-		"":                            {"", 0},
-		"c29tZSB2YWx1ZQ==":            {"c29tZSB2YWx1ZQ==", 0},
+		"web-1/ab/2|1732161234567890": {"web-1/ab/2", 0, 1732161234567890},
+		"web-1/ab/2+256|12":           {"web-1/ab/2", 256, 12},
+		"web+1/ab/2+16384|12":         {"web+1/ab/2", 16384, 12},
+		"a+16385|12":                  {"a+16385", 0, 12},
+		"a+02|12":                     {"a+02", 0, 12},
+		"a+1|12":                      {"a+1", 0, 12},
+		"+2|12":                       {"+2", 0, 12},
+		"a+2|":                        {"a+2|", 0, 0},
+		"a|":                          {"a|", 0, 0},
+		"|12":                         {"|12", 0, 0},
+		"a|012":                       {"a|012", 0, 0},
+		"a|1|2":                       {"a|1|2", 0, 0},
+		"a|-1":                        {"a|-1", 0, 0},
+		"a|9007199254740992":          {"a|9007199254740992", 0, 0},
+		"":                            {"", 0, 0},
+		"c29tZSB2YWx1ZQ==":            {"c29tZSB2YWx1ZQ==", 0, 0},
 	} {
-		owner, fence := Parse(value)
-		if owner != want.owner || fence != want.fence {
-			t.Errorf("Parse(%q) = %q, %d", value, owner, fence)
+		owner, tokens, fence := Parse(value)
+		if owner != want.owner || tokens != want.tokens || fence != want.fence {
+			t.Errorf("Parse(%q) = %q, %d, %d", value, owner, tokens, fence)
 		}
 	}
 }
