@@ -54,7 +54,7 @@ func (c *tableCase) number(s string) int64 {
 func (c *tableCase) ms(s string) time.Duration { return time.Duration(c.number(s)) * time.Millisecond }
 
 func (c *tableCase) place(place, since string) simPlace {
-	c.unknown = c.unknown || strings.Count(place, ".") != 2
+	c.unknown = c.unknown || strings.Count(place, ".") != 2 || strings.Contains(place, ".r") // a reader's
 	return simPlace{place, uint64(c.number(since))}
 }
 
