@@ -92,6 +92,9 @@ func TestSettingsReachTheServer(t *testing.T) {
 			}
 		}
 	})
+	if testing.Short() {
+		return
+	}
 	pg := Postgres(t, WithSetting("max_locks_per_transaction", "17"))
 	if got := query(t, pg, "SHOW max_locks_per_transaction"); got != "17" {
 		t.Errorf("max_locks_per_transaction = %s", got)

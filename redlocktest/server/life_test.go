@@ -100,6 +100,9 @@ func TestTheLifeOfAServer(t *testing.T) {
 	if IsDeep() {
 		stores["redis"] = respStore(func(t *testing.T) *Server { return Redis(t) }, true)
 	}
+	if testing.Short() { // its start copies a thousand files
+		delete(stores, "postgres")
+	}
 	for name, st := range stores {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
