@@ -588,6 +588,7 @@ func TestAServerThatIsMadeToEvictVotesNoLonger(t *testing.T) {
 			c.Notify = func(e driver.Notice) {
 				if e.Kind == quorum.NoticeEviction && strings.Contains(e.Detail, "volatile-lru") {
 					evictions.Add(1)
+					<-time.After(c.Guard) // the next look would be due
 				}
 			}
 		})
@@ -614,6 +615,7 @@ func TestAServerThatIsMadeToEvictVotesNoLonger(t *testing.T) {
 		_ = until(func(err error) bool {
 			return errors.Is(err, driver.ErrRefused) && strings.Contains(err.Error(), "maxmemory-policy is volatile-lru") // and not as too late
 		})
+		<-n.router.guard.wg.Idle()
 		if n := evictions.Load(); n != 1 {
 			t.Errorf("%d notices", n)
 		}

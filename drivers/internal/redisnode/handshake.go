@@ -98,15 +98,17 @@ func (f *router) prepare(ctx context.Context, p *process, q *quorum.Info) (mode,
 // would still pass a first handshake: its settings may now let it evict keys. If not, a
 // handshake refuses the next bid, with the reason.
 func (f *router) review(p *process, g *guarded, q *quorum.Info) {
-	now, last := time.Now().UnixNano(), g.reviewed.Load()
-	if age := time.Duration(now - last); age >= 0 && age < g.terms.Guard/2 || !g.reviewed.CompareAndSwap(last, now) {
+	now := time.Now().UnixNano()
+	if age := time.Duration(now - g.reviewed.Load()); age >= 0 && age < g.terms.Guard/2 || !g.reviewing.CompareAndSwap(false, true) {
 		return
 	}
+	g.reviewed.Store(now)
 	c := &Call{
 		Behind: f.guard.handshakeKey, Keys: []string{f.guard.meta}, Text: g.scripts[lua.Acquire].Text,
 		Args: memory.HandshakeArgs(q, "", 0), // now: q is the caller's
 	}
 	f.guard.wg.Go(func() {
+		defer g.reviewing.Store(false)
 		ctx, cancel := context.WithTimeout(context.Background(), f.guard.cfg.CallTimeout)
 		defer cancel()
 		_, err := f.handshake(ctx, p, c, f.guard.meta)

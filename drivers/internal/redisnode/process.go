@@ -29,7 +29,8 @@ type guarded struct {
 	ready     atomic.Bool  // a handshake succeeded: the scripts may be called
 	announced atomic.Int64 // the reported end of its quarantine
 
-	reviewed atomic.Int64 // Unix time in ns of the last look at the settings
+	reviewed  atomic.Int64 // Unix time in ns of the last look at the settings
+	reviewing atomic.Bool  // one is under way
 }
 
 // A batcher has the batch script of one server process, for one guard or for none.
