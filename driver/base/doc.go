@@ -5,6 +5,7 @@
 //	Calls.Undo  an attempt whose outcome is unknown is undone until that is certain
 //	Lease       the shell of a driver.Lease: one renewal or release at a time, and what is over
 //	Joint       a request that callers share who need it at the same time
+//	Sessions    sessions that locks share, renewed while they are used
 //	NextBase    tokens of a server with an index that rises with every write
 //	QueueState  the state of a key whose server has a queue
 //	Findings    the findings of Check

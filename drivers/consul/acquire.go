@@ -64,7 +64,7 @@ func (a *attempt) enter(ctx context.Context) (err error) {
 
 // forget leaves a session that has ended.
 func (a *attempt) forget() {
-	a.s.retire(false)
+	a.s.retire()
 	a.unregister()
 	a.s.leave()
 	a.s = nil

@@ -97,9 +97,10 @@ type Backend struct {
 
 	calls base.Calls
 
-	mu       sync.Mutex       // of the sessions' fields too
-	base     *tokenBase       // nil: it must be read
-	sessions map[int]*session // that new locks use, by their TTL in seconds
+	sessions base.Sessions[*session] // by their TTL in seconds
+
+	mu   sync.Mutex // of the sessions' fields too
+	base *tokenBase // nil: it must be read
 }
 
 var (
@@ -128,7 +129,7 @@ func New(client *api.Client, o *Options) (*Backend, error) {
 			return nil, driver.Invalid("path", "must not have empty, '.', '..' or '.dlock' parts")
 		}
 	}
-	b := &Backend{opt: opt, client: client, address: "consul:" + opt.Path, sessions: map[int]*session{},
+	b := &Backend{opt: opt, client: client, address: "consul:" + opt.Path,
 		about: driver.Info{
 			Name:     "consul",
 			Features: driver.FeatureFencing | driver.FeatureQueueing | driver.FeatureOrdered,

@@ -15,6 +15,7 @@ import (
 
 // A session of Consul, which all locks of about one TTL share. One goroutine renews it.
 type session struct {
+	base.Session
 	b         *Backend
 	seconds   int // its TTL
 	extending base.Joint
@@ -23,16 +24,10 @@ type session struct {
 	gone      chan struct{}             // closed when the server says that it has ended
 
 	// With the backend's mutex:
-	users    int       // attempts and leases
-	idle     time.Time // since when it has no users
-	number   uint64    // of the last waiter
+	number   uint64 // of the last waiter
 	waiters  map[uint64]*waiter
 	watching bool
 }
-
-// longestIdle is how long a session without users is renewed. A lock and its release are then two
-// requests.
-const longestIdle = time.Minute
 
 // class rounds a TTL up to whole seconds, of three binary digits at most: a backend has no more than
 // four sessions for each doubling of the TTL.
@@ -45,57 +40,22 @@ func class(ttl time.Duration) int {
 // join returns the session for a lock. The caller calls keep, and in the end leave.
 func (b *Backend) join(ttl time.Duration) *session {
 	n := class(ttl)
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	s := b.sessions[n]
-	if s == nil {
-		s = &session{b: b, seconds: n, gone: make(chan struct{}), waiters: map[uint64]*waiter{}}
-		b.sessions[n] = s
-	}
-	s.users++
-	return s
+	return b.sessions.Join(n, func() *session {
+		return &session{b: b, seconds: n, gone: make(chan struct{}), waiters: map[uint64]*waiter{}}
+	})
 }
 
-// leave ends what join began.
-func (s *session) leave() {
-	s.b.mu.Lock()
-	defer s.b.mu.Unlock()
-	s.users--
-	s.idle = time.Now()
-}
-
-// retire lets later locks use another session, unless it has users and must not. The locks that use
-// this one keep it.
-func (s *session) retire(unused bool) bool {
-	s.b.mu.Lock()
-	defer s.b.mu.Unlock()
-	if unused && (s.users > 0 || time.Since(s.idle) < longestIdle) {
-		return false
-	}
-	if s.b.sessions[s.seconds] == s {
-		delete(s.b.sessions, s.seconds)
-	}
-	return true
-}
+func (s *session) leave()  { s.b.sessions.Leave(s) }
+func (s *session) retire() { s.b.sessions.Retire(s) }
 
 // run renews the session, and ends it when it has been without users for long, or when the backend is
 // closed and it carries no lock.
 func (s *session) run(ctx context.Context) {
-	tick := time.NewTicker(time.Duration(s.seconds) * time.Second / 12)
-	defer tick.Stop()
-	for !s.ended() && ctx.Err() == nil && !s.retire(true) {
-		select {
-		case <-tick.C:
-			_ = s.keep(ctx, 0) // a caller that needs it asks again
-		case <-s.gone:
-		case <-ctx.Done():
-		}
-	}
-	s.b.mu.Lock()
-	used := s.users > 0
-	s.b.mu.Unlock()
+	used := s.b.sessions.Run(ctx, s, time.Duration(s.seconds)*time.Second/12, s.gone, func(ctx context.Context) {
+		_ = s.keep(ctx, 0) // a caller that needs it asks again
+	})
 	if !used { // else, and if there is no answer, it ends by itself
-		ctx, cancel := context.WithTimeout(context.Background(), s.b.opt.CallTimeout)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.b.opt.CallTimeout)
 		defer cancel()
 		_, _ = s.b.client.Session().Destroy(s.id, (&api.WriteOptions{}).WithContext(ctx))
 	}
@@ -138,7 +98,7 @@ func (s *session) extend(ctx context.Context) error {
 	case err != nil:
 		return explain(err)
 	case e == nil:
-		s.retire(false)
+		s.retire()
 		close(s.gone)
 		return errNoSession
 	}

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -126,8 +125,7 @@ type Backend struct {
 	client  atomic.Pointer[clientv3.Client] // nil: it is not made yet
 	dialing base.Joint                      // that makes it
 
-	mu       sync.Mutex
-	sessions map[int64]*session // by their TTL in seconds
+	sessions base.Sessions[*session] // by their TTL in seconds
 }
 
 var (
@@ -164,26 +162,20 @@ func newBackend(o *Options, members int) (*Backend, error) {
 	if !strings.HasSuffix(opt.Path, "/") {
 		opt.Path += "/"
 	}
-	if err := base.CheckPrefix(opt.Prefix); err != nil {
-		return nil, err
-	}
-	if opt.CallTimeout == 0 {
-		opt.CallTimeout = defaultCallTimeout
-	}
 	switch {
 	case !validPath(opt.Path):
 		return nil, driver.Invalid("path", "must not have empty, '.' or '..' parts")
 	case opt.Path == "/":
 		return nil, driver.Invalid("path", "must not be \"/\", which contains every other path: leave the slash out to use %s, or name a path", strings.TrimSuffix(defaultPath, "/"))
-	case opt.CallTimeout < 10*time.Millisecond:
-		return nil, driver.Invalid("call_timeout", "must be at least 10ms")
 	}
-	b := &Backend{opt: opt, now: time.Now, tries: min(max(members, 2), 3), sessions: map[int64]*session{}, info: driver.Info{
+	b := &Backend{opt: opt, now: time.Now, tries: min(max(members, 2), 3), info: driver.Info{
 		Name:     "etcd",
 		Features: driver.FeatureShared | driver.FeatureFencing | driver.FeatureQueueing | driver.FeatureOrdered,
 		MinTTL:   minTTL, MaxTTL: maxTTL, TokenLag: lag,
 	}}
-	b.calls.Name, b.calls.Timeout = "etcd", opt.CallTimeout
+	if err := b.calls.Setup("etcd", opt.Prefix, &b.opt.CallTimeout); err != nil {
+		return nil, err
+	}
 	return b, nil
 }
 

@@ -21,12 +21,11 @@ func FaultsOf(version string) (codes []string) {
 	return codes
 }
 
-// Leases returns the etcd leases that b's next locks use.
-func (b *Backend) Leases() (ids []clientv3.LeaseID) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for _, s := range b.sessions {
-		ids = append(ids, s.id)
-	}
-	return ids
+// Lease returns the etcd lease that b's next locks of a minute use.
+func (b *Backend) Lease() clientv3.LeaseID {
+	s := b.join(time.Minute)
+	defer s.leave()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.id
 }

@@ -17,15 +17,12 @@ import (
 // A session is an etcd lease, which all locks of one TTL share, and the last time at which it had its
 // whole TTL. One goroutine keeps it alive.
 type session struct {
+	base.Session
 	b       *Backend
 	seconds int64      // its TTL
 	keeping base.Joint // the request that grants it, or keeps it alive
 	entries atomic.Int64
 	doubts  atomic.Int64 // tombstones
-
-	// Under b.mu. A session that is not in b.sessions carries no more entries.
-	users int       // attempts and leases
-	idle  time.Time // since when it has no users
 
 	mu    sync.Mutex
 	id    clientv3.LeaseID // 0: it is not granted yet
@@ -33,13 +30,8 @@ type session struct {
 	term  uint64           // the leader's, at the last keep-alive; 0: none since the grant
 }
 
-const (
-	// longestIdle is how long a session without users is kept alive. A lock and its release are then
-	// two writes of the cluster, otherwise four.
-	longestIdle = time.Minute
-	// mostDoubts is how many tombstones a session gathers before another one takes its place.
-	mostDoubts = 100
-)
+// mostDoubts is how many tombstones a session gathers before another one takes its place.
+const mostDoubts = 100
 
 // seconds rounds a TTL up to whole seconds, as etcd counts it.
 func seconds(ttl time.Duration) int64 { return int64(math.Ceil(ttl.Seconds())) }
@@ -47,65 +39,24 @@ func seconds(ttl time.Duration) int64 { return int64(math.Ceil(ttl.Seconds())) }
 // join returns the session for a lock. The caller calls keep, and in the end leave.
 func (b *Backend) join(ttl time.Duration) *session {
 	n := seconds(ttl)
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	s := b.sessions[n]
-	if s == nil {
-		s = &session{b: b, seconds: n}
-		b.sessions[n] = s
-	}
-	s.users++
-	return s
+	return b.sessions.Join(int(n), func() *session { return &session{b: b, seconds: n} })
 }
 
-// leave ends what join began.
-func (s *session) leave() {
-	s.b.mu.Lock()
-	defer s.b.mu.Unlock()
-	s.users--
-	s.idle = time.Now()
-}
+func (s *session) leave()  { s.b.sessions.Leave(s) }
+func (s *session) retire() { s.b.sessions.Retire(s) }
 
-// retire lets later locks use another session. The locks that use this one keep it.
-func (s *session) retire() {
-	s.b.mu.Lock()
-	defer s.b.mu.Unlock()
-	s.remove()
-}
-
-// unused retires a session that has had no users for long.
-func (s *session) unused() bool {
-	s.b.mu.Lock()
-	defer s.b.mu.Unlock()
-	current := s.b.sessions[s.seconds] == s
-	if s.users > 0 || current && time.Since(s.idle) < longestIdle {
-		return false
-	}
-	s.remove()
-	return true
-}
-
-// remove is called under b.mu.
-func (s *session) remove() {
-	if s.b.sessions[s.seconds] == s {
-		delete(s.b.sessions, s.seconds)
-	}
-}
-
-// run keeps the lease alive, and ends it when it has been without users for long.
+// run keeps the lease alive, and ends it when it has been without users for long, or when the backend
+// is closed and it carries no lock.
 func (s *session) run(ctx context.Context) {
-	tick := time.NewTicker(min(time.Duration(s.seconds)*time.Second/12, 5*time.Second))
-	defer tick.Stop()
-	for !s.unused() {
-		select {
-		case <-tick.C:
-			_ = s.keep(ctx, 0) // a caller that needs it asks again
-		case <-ctx.Done():
-			s.endUnused(context.WithoutCancel(ctx))
-			return
-		}
+	used := s.b.sessions.Run(ctx, s, min(time.Duration(s.seconds)*time.Second/12, 5*time.Second), nil, func(ctx context.Context) {
+		_ = s.keep(ctx, 0) // a caller that needs it asks again
+	})
+	if used || s.ended() {
+		return
 	}
-	s.b.calls.Undo(time.Now().Add(time.Duration(s.seconds)*time.Second), func(call *base.Call) error { return s.revoke(call) })
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.b.opt.CallTimeout)
+	defer cancel()
+	_ = s.revoke(ctx) // else it ends by itself
 }
 
 // keep gets the lease, or extends it, unless that was done within this time. Callers that meet share a
@@ -179,20 +130,6 @@ func (s *session) revoke(ctx context.Context) error {
 		return c.Revoke(ctx, s.id)
 	})
 	return unanswered(err)
-}
-
-// endUnused ends the lease for Close, if it carries no lock, and a server answers within the call
-// timeout.
-func (s *session) endUnused(ctx context.Context) {
-	s.b.mu.Lock()
-	used := s.users > 0
-	s.b.mu.Unlock()
-	if used || s.ended() {
-		return
-	}
-	ctx, cancel := context.WithTimeout(ctx, s.b.opt.CallTimeout)
-	defer cancel()
-	_ = s.revoke(ctx) // else it ends by itself
 }
 
 // abandon deletes an entry in the background, until a server has answered or Close gives up: the

@@ -198,7 +198,7 @@ func (l *lease) wait(call *base.Call, last error) error {
 	look := time.Now()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	for pause, queued := firstLook, false; ; {
+	for patience, queued := firstLook, false; ; {
 		select {
 		case d := <-w.check:
 			timer.Reset(min(d, time.Until(look))) // news may come all the time
@@ -207,7 +207,7 @@ func (l *lease) wait(call *base.Call, last error) error {
 			return errors.Join(call.Over(), last)
 		case <-timer.C:
 		}
-		if !queued || pause == seldomLook { // somebody may have taken it for dead
+		if !queued || patience == seldomLook { // somebody may have taken it for dead
 			queued = l.queue(call, place) == nil
 		}
 		err := l.attempt(call, w)
@@ -222,8 +222,8 @@ func (l *lease) wait(call *base.Call, last error) error {
 		case errors.Is(err, driver.ErrRefused), l.gone(call): // nothing more is told of this bucket
 			return err
 		}
-		next := pause
-		if pause = min(2*pause, seldomLook); held != nil && held.ReservedForWaiter {
+		next := patience
+		if patience = min(2*patience, seldomLook); held != nil && held.ReservedForWaiter {
 			next = held.RetryAfter
 		}
 		next += rand.N(next/8 + time.Millisecond)
