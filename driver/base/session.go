@@ -13,7 +13,7 @@ type Sessions[S interface{ Shared() *Session }] struct {
 	all map[int]S // that new locks use, by their class
 }
 
-// A Session is what the sessions of all drivers have. Its fields are the Sessions'.
+// A Session is what the sessions of all drivers have. The mutex of the Sessions guards its fields.
 type Session struct {
 	class int
 	users int       // attempts and leases

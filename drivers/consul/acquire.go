@@ -48,18 +48,22 @@ func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Leas
 	return base.NewLease(&b.calls, b.about, l.grant, l.renew, l.release).FreeAtEnd(), nil
 }
 
-// enter finds a session that lasts for nearly its whole TTL.
-func (a *attempt) enter(ctx context.Context) (err error) {
+// enter finds a session that lasts for nearly its whole TTL, and returns the base of tokens.
+func (a *attempt) enter(ctx context.Context) (old *tokenBase, err error) {
 	for range 2 {
 		if a.s == nil {
 			a.s = a.b.join(a.ttl)
 		}
-		if err = a.s.keep(ctx, a.ttl/8); !errors.Is(err, errNoSession) {
-			return err
+		err = a.s.keep(ctx, a.ttl/8)
+		switch {
+		case err == nil:
+			return a.b.expect(ctx)
+		case !errors.Is(err, errNoSession):
+			return nil, err
 		}
 		a.forget() // the machine slept, or an operator ended the session
 	}
-	return err
+	return nil, err
 }
 
 // forget leaves a session that has ended.
@@ -86,10 +90,7 @@ func (a *attempt) change(ctx context.Context, old *tokenBase, ops func(base uint
 func (a *attempt) try(ctx context.Context) (*lease, error) {
 	ctx, cancel := context.WithTimeout(ctx, a.b.calls.Bound(a.ttl))
 	defer cancel()
-	if err := a.enter(ctx); err != nil {
-		return nil, err
-	}
-	old, err := a.b.expect(ctx)
+	old, err := a.enter(ctx)
 	for st := (&state{}); err == nil; old = st.base {
 		from, r := a.s.from(), record{Owner: a.owner, Since: a.b.now().UnixMicro()}
 		done, err := a.change(ctx, old, func(base uint64) []*api.KVTxnOp {
@@ -225,14 +226,11 @@ func pause(ctx context.Context, d time.Duration) {
 func (a *attempt) enqueue(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, a.b.calls.Bound(a.ttl))
 	defer cancel()
-	if err := a.enter(ctx); err != nil {
-		return err
+	old, err := a.enter(ctx)
+	if err == nil {
+		err = a.register()
 	}
-	old, err := a.b.expect(ctx)
 	if err != nil {
-		return err
-	}
-	if err := a.register(); err != nil {
 		return err
 	}
 	r := record{Owner: a.owner, Since: a.b.now().UnixMicro()}

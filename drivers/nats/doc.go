@@ -30,7 +30,8 @@
 // counts by its wall clock: one that leaps ahead ends locks too early, as it does in Redis.
 //
 // With three servers a grant, a renewal, and the verdict that a lock is lost rest on a majority. A
-// leader that was cut off may say for up to ten seconds that a lock is held.
+// leader that was cut off may say for up to ten seconds that a lock is held. While the servers elect
+// one, which takes seconds, a call asks again for half of its time before it fails.
 //
 // By default a server writes to its disk only every two minutes. A lock then survives the end of a
 // server's process, and the loss of a minority of the machines. If most of them may lose power at the

@@ -21,7 +21,6 @@ const (
 	codeReplicas        jetstream.ErrorCode = 10074
 	codeStoreFailed     jetstream.ErrorCode = 10077
 	codeConcurrentWrite jetstream.ErrorCode = 10164
-	codeNoTTL           jetstream.ErrorCode = 10166
 )
 
 // An unsentError says that a request certainly had no effect, and will have none.
@@ -76,8 +75,6 @@ func (b *Backend) explain(err error) error {
 		b.forget()
 	case jetstream.JSErrCodeJetStreamNotEnabled, jetstream.JSErrCodeJetStreamNotEnabledForAccount:
 		return refused(0, "JetStream is off: enable it on the server and for the account")
-	case codeNoTTL:
-		return refused(0, "the bucket keeps no TTLs"+anew)
 	case codeNoResources, codeStorageFull, codeStoreFailed:
 		return refused(time.Second, "JetStream has no room: raise its limits or free storage")
 	case codeNoPeers, codeReplicas:

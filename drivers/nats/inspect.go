@@ -41,20 +41,17 @@ func (b *Backend) Lookup(ctx context.Context, key string) (s *driver.State, err 
 			return err
 		}
 		s = b.state(k, key, r)
-		for from := uint64(1); len(s.Queue) < min(len(waiting.State.Subjects), mostQueue); {
+		s.Waiters = len(waiting.State.Subjects)
+		for from := uint64(1); len(s.Queue) < min(s.Waiters, mostQueue); {
 			_, w, err := b.get(call, k, k.subject("w", lock)+".>", from)
 			if err != nil {
 				return err
 			}
-			if w.seq == 0 {
-				break
-			}
-			if from = w.seq + 1; w.Owner != "" {
+			if w.seq == 0 { // some have left
+				s.Waiters = len(s.Queue)
+			} else if from = w.seq + 1; w.Owner != "" {
 				s.Queue = append(s.Queue, driver.Holder{Owner: w.Owner, Since: w.at})
 			}
-		}
-		if s.Waiters = len(s.Queue); s.Waiters == mostQueue {
-			s.Waiters = len(waiting.State.Subjects)
 		}
 		return nil
 	})
