@@ -181,3 +181,44 @@ func TestThereAreNeverTwoLeadersAndAlwaysSoonOne(t *testing.T) {
 		}
 	})
 }
+
+// TestElectAndSlotsBesideReaders: a candidate waits for readers, as any writer does, and is none itself.
+// Slot 0 is the lock of the key's own name, so a reader of the key keeps out that slot alone.
+func TestElectAndSlotsBesideReaders(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := memory.New()
+		readers, c := newClient(t, b), newClient(t, b.Peer())
+		never := func(context.Context) error { t.Error("it leads"); return nil }
+		if err := dlock.Elect(t.Context(), c, "k", never, dlock.WithShared()); !errors.Is(err, dlock.ErrInvalid) {
+			t.Errorf("with WithShared Elect gives %v", err)
+		}
+		one, two := lock(t, readers, "k", dlock.WithShared()), lock(t, readers, "k", dlock.WithShared())
+		leads := make(chan struct{})
+		var elected sync.WaitGroup
+		elected.Go(func() {
+			if err := dlock.Elect(t.Context(), c, "k", func(context.Context) error { close(leads); return nil }); err != nil {
+				t.Error(err)
+			}
+		})
+		unlock(t, one)
+		synctest.Wait()
+		select {
+		case <-leads:
+			t.Error("it leads beside a reader")
+		default:
+		}
+		unlock(t, two)
+		elected.Wait()
+
+		reader := lock(t, readers, "s", dlock.WithShared())
+		slot := lock(t, c, "s", dlock.WithSlots(2))
+		if slot.Slot() != 1 {
+			t.Errorf("slot %d beside a reader", slot.Slot())
+		}
+		if _, err := c.TryLock(t.Context(), "s", dlock.WithSlots(2)); !errors.Is(err, dlock.ErrHeld) {
+			t.Errorf("slot 0 beside a reader: %v", err)
+		}
+		unlock(t, reader)
+		unlock(t, slot)
+	})
+}

@@ -132,7 +132,7 @@ func New(db *sql.DB, d Dialect, o *Options) (*Backend, error) {
 		calls: base.Calls{Name: d.String(), Timeout: opt.CallTimeout}, held: map[string]time.Time{},
 		db: db, dialect: d, opt: opt, sql: d.texts(opt.Table, wait), attempts: make(chan struct{}, slots), others: make(chan struct{}, slots), undoing: make(chan struct{}, 1), greeting: make(chan struct{}, 1),
 		info: driver.Info{
-			Name: d.String(), Features: driver.FeatureFencing | driver.FeatureKeep,
+			Name: d.String(), Features: driver.FeatureShared | driver.FeatureFencing | driver.FeatureKeep,
 			MinTTL: minTTL, MaxTTL: maxTTL,
 		},
 	}
@@ -167,7 +167,7 @@ func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Leas
 	}
 	defer under.End()
 	a := &attempt{
-		call: &call{Call: under, b: b, ctx: under, slots: b.attempts}, name: []byte(b.opt.Prefix + req.Key), owner: []byte(req.Owner),
+		call: &call{Call: under, b: b, ctx: under, slots: b.attempts, shares: req.Mode == driver.Shared}, name: []byte(b.opt.Prefix + req.Key), owner: []byte(req.Owner),
 		ttl: req.TTL, floor: int64(min(req.FenceFloor, driver.MaxFence)),
 	}
 	l, err := a.run()
@@ -196,19 +196,26 @@ func (a *attempt) run() (_ driver.Lease, err error) {
 	defer func() {
 		if err != nil && a.sent {
 			end, _ := a.Deadline()
-			a.b.undoLater(end.Add(a.ttl+time.Second), pendingUndo{name: a.name, owner: a.owner, settled: a.latest, once: !a.again})
+			a.b.undoLater(end.Add(a.ttl+time.Second), pendingUndo{name: a.name, owner: a.owner, settled: a.latest, once: !a.again, shared: a.shares})
 		}
 	}()
+	if a.shares {
+		return a.share()
+	}
 	if err := a.greet(); err != nil {
 		return nil, err
 	}
 	if a.b.wasHeld(a.name) {
-		if r, err := a.look(a.name); err != nil || r.held() && r.owner != string(a.owner) {
+		if r, err := a.look(a.name); err != nil || r.held() && !r.kept() && r.owner != string(a.owner) {
+			if r.shared() { // and this writer, which has come before, waits
+				_, _ = a.exec(a.b.sql.close, a.name, micros(writerWaits), micros(writerWaits/2))
+			}
 			return nil, a.b.sawHeld(&r, err)
 		}
 	}
+	text := a.b.sql.take
 	for grown := false; ; {
-		l, err := a.make(a.b.sql.take)
+		l, err := a.make(text, a.name, a.owner, micros(a.ttl))
 		if l != nil || err != nil {
 			return l, err
 		}
@@ -219,14 +226,16 @@ func (a *attempt) run() (_ driver.Lease, err error) {
 		switch {
 		case r.exists && r.owner == string(a.owner): // a request that the client repeated
 			return a.granted(r.fence), nil
+		case r.kept():
+			text = a.b.sql.takeKept
 		case r.held():
 			return nil, a.b.sawHeld(&r, nil)
 		case r.exists && r.fence >= driver.MaxFence:
-			return nil, &driver.RefusedError{Reason: a.b.info.Name + ": the fencing token of this key is at its end"}
+			return nil, a.b.tokensEnd()
 		case r.now > a.notAfter():
 			// The estimate of the server's clock was wrong, and is now corrected.
 		case !r.exists:
-			if l, err = a.make(a.b.sql.grow); l != nil || err != nil {
+			if l, err = a.make(a.b.sql.grow, a.name, a.owner, micros(a.ttl)); l != nil || err != nil {
 				return l, err
 			}
 			if grown { // no other client made the row: the mark is gone, or has another layout
@@ -268,15 +277,19 @@ func (b *Backend) sawHeld(r *row, err error) error {
 	return r.heldError()
 }
 
-// make sends a statement that may take the lock. If it had no effect, make returns neither a
-// lease nor an error.
-func (a *attempt) make(text string) (driver.Lease, error) {
+func (b *Backend) tokensEnd() error {
+	return &driver.RefusedError{Reason: b.info.Name + ": the fencing token of this key is at its end"}
+}
+
+// make sends a statement that may take the lock, with its first arguments. If it had no effect, make
+// returns neither a lease nor an error.
+func (a *attempt) make(text string, args ...any) (driver.Lease, error) {
 	if a.start.IsZero() {
 		a.start = time.Now()
 	}
 	notAfter := a.notAfter()
 	a.latest = max(a.latest, notAfter)
-	fence, ok, err := a.fence(text, a.name, a.owner, micros(a.ttl), notAfter, a.floor)
+	fence, ok, err := a.fence(text, append(args, notAfter, a.floor)...)
 	a.again = a.again || a.repeated
 	a.sent = a.sent || a.repeated || err != nil && a.asked && !nothingHappened(err)
 	switch {
@@ -296,7 +309,11 @@ func (a *attempt) granted(fence uint64) driver.Lease {
 	a.b.mu.Lock()
 	delete(a.b.held, string(a.name)) // the next attempt of a lone user is one statement again
 	a.b.mu.Unlock()
-	l.Lease = base.NewLease(&a.b.calls, a.b.info, driver.Grant{Expires: driver.Expires(a.start, a.ttl), Fence: fence}, l.renew, l.release)
+	renew, release := l.renew, l.release
+	if a.shares {
+		renew, release = l.extend, l.leave
+	}
+	l.Lease = base.NewLease(&a.b.calls, a.b.info, driver.Grant{Expires: driver.Expires(a.start, a.ttl), Fence: fence}, renew, release)
 	return l.Lease
 }
 

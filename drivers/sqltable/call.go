@@ -22,6 +22,7 @@ type call struct {
 	ctx      context.Context // of its statements
 	asked    bool            // the last statement had a connection: it may have reached the server
 	looks    bool            // it does not make the table
+	shares   bool            // it reads the column of readers, which a table may lack
 	slots    chan struct{}   // bounds its statements and others
 	repeated bool            // the last statement was repeated, and the first try may have taken effect
 }
@@ -199,6 +200,8 @@ type row struct {
 	fence            uint64
 	now              int64 // by the server's clock, in microseconds since 1970, as the others
 	granted, expires int64
+	column           string   // of the readers
+	readers          []reader // those that have the key
 }
 
 // held reports whether the key is held.
@@ -211,21 +214,32 @@ func (r *row) left() time.Duration {
 }
 
 func (r *row) heldError() error {
-	return &driver.HeldError{
+	err := &driver.HeldError{
 		Holder: r.owner, RetryAfter: r.left(),
-		Since: time.UnixMicro(r.granted), Clock: time.UnixMicro(r.now),
+		Since: time.UnixMicro(r.granted), Clock: time.UnixMicro(r.now), ReservedForWaiter: r.kept(),
 	}
+	if r.shared() || r.kept() {
+		err.Holder, err.Since = "", time.Time{}
+	}
+	if r.shared() {
+		err.Mode = driver.Shared
+	}
+	return err
 }
 
-// look asks for a key's row.
+// look asks for a key's row, with its readers if the call shares.
 func (c *call) look(name []byte) (r row, err error) {
-	var owner []byte
+	var owner, readers []byte
 	var fence, granted, expires sql.NullInt64
 	var sent time.Time
-	q, args := c.b.dialect.bind(c.b.sql.look, []any{name})
+	text, into := c.b.sql.look, []any{&r.now, &owner, &fence, &granted, &expires}
+	if c.shares {
+		text, into = c.b.sql.lookShared, append(into, &readers)
+	}
+	q, args := c.b.dialect.bind(text, []any{name})
 	err = c.do(func(ctx context.Context, conn *sql.Conn) error {
 		sent = time.Now()
-		return conn.QueryRowContext(ctx, q, args...).Scan(&r.now, &owner, &fence, &granted, &expires)
+		return conn.QueryRowContext(ctx, q, args...).Scan(into...)
 	})
 	if err != nil {
 		return r, err
@@ -236,7 +250,11 @@ func (c *call) look(name []byte) (r row, err error) {
 	}
 	r.name, r.exists, r.owner, r.fence = string(name), fence.Valid, string(owner), uint64(max(0, fence.Int64))
 	r.granted, r.expires = granted.Int64, expires.Int64
-	return r, nil
+	if r.shared() {
+		readers, err = c.b.dialect.decode(readers)
+		r.column, r.readers = string(readers), readersIn(string(readers), r.now)
+	}
+	return r, err
 }
 
 // notAfter returns the call's deadline by the server's clock.

@@ -17,6 +17,7 @@ type pendingUndo struct {
 	name, owner []byte
 	settled     int64 // by the server's clock: the server refuses statements that arrive later
 	once        bool  // the statement was sent once: when it is undone no other can arrive
+	shared      bool  // the attempt was for the shared mode
 }
 
 // errUnsettled says that a statement may still arrive.
@@ -32,7 +33,14 @@ func (b *Backend) undoLater(until time.Time, x pendingUndo) {
 		if err != nil {
 			return err
 		}
-		n, err := c.exec(b.sql.undo, x.name, x.owner)
+		n := int64(0)
+		if !x.shared {
+			n, err = c.exec(b.sql.undo, x.name, x.owner)
+		} else if err = c.part(x.name, x.owner, 0); err == nil {
+			n = 1
+		} else if errors.Is(err, driver.ErrLost) {
+			err = nil
+		}
 		if err == nil && (n == 0 || !x.once) && r.now <= x.settled {
 			return errUnsettled
 		}

@@ -43,6 +43,10 @@ const layout = "dlock1"
 //	TABLE     the table, quoted
 //	NOW       the server's clock, in microseconds since 1970
 //	MARK      the name of the mark: no bytes, which no key has
+//	READERS   the owner of a key that readers have
+//	KEPT      the owner of a key that is kept for a writer
+//	NEXT      the token of the next reader
+//	ADDED, REPLACED, HAS  the readers with one more, with $3 for $2, and whether $2 is among them
 //	GREATEST  the larger of two
 //	LEAST     the smaller of two
 //	TOKEN(x)  x, which is sent to the client
@@ -55,6 +59,8 @@ const layout = "dlock1"
 type statements struct {
 	take, look, grow, renew, release, undo, takeAway string
 	hello, begin, due, old, raise, remove, list      string
+
+	takeKept, lookShared, join, edit, settle, close string // see shared.go
 }
 
 // floorOf is the least value of a new token (driver.NextFence): the proposal $5, clamped to
@@ -101,7 +107,29 @@ var common = statements{
 	// at most $4 of them.
 	list: `SELECT NOW, BYTES(name), BYTES(owner), fence, granted, expires FROM TABLE
 		WHERE name > $1 AND name >= $2 AND ($3 = MARK OR name < $3) AND owner > MARK AND expires > NOW ORDER BY name LIMIT $4`,
+
+	// join adds a reader. $1 name, $2 its entry up to the token, $3 its end, $4 not-after, $5 floor.
+	// MySQL sets one column after the other, so each is used before it is set.
+	join: `UPDATE TABLE AS l SET readers = ADDED,
+		granted = CASE WHEN ` + sharing + ` THEN l.granted ELSE 0 END, expires = GREATEST(CASE WHEN ` + sharing + ` THEN l.expires ELSE 0 END, $3),
+		fence = TOKEN(NEXT), owner = READERS
+		WHERE l.name = $1 AND (l.owner = MARK OR l.expires <= NOW OR l.owner = READERS AND l.granted <= NOW) AND NOW <= $4 AND l.fence < ` + maxFence,
+	// edit replaces a reader's entry. $1 name, $2 the entry, $3 the new one or none, $4 its end, $5
+	// not-after, $6 the end of the entry.
+	edit: `UPDATE TABLE AS l SET readers = REPLACED, expires = GREATEST(l.expires, $4)
+		WHERE l.name = $1 AND ` + sharing + ` AND HAS AND NOW <= $5 AND NOW < $6`,
+	// settle replaces all. $1 name, $2 the readers, $3 the new ones, $4 owner, $5 end, $6 granted.
+	settle: `UPDATE TABLE AS l SET readers = $3, owner = $4, expires = $5
+		WHERE l.name = $1 AND l.owner = READERS AND l.readers = $2 AND l.granted = $6`,
+	// close lets no further reader in. $1 name, $2 for how long, in microseconds, $3 if they are let
+	// in before this time is over.
+	close: `UPDATE TABLE AS l SET granted = NOW + $2 WHERE l.name = $1 AND ` + sharing + ` AND l.granted < NOW + $3`,
 }
+
+const (
+	sharing = `l.owner = READERS AND l.expires > NOW`                                    // readers have the key
+	among   = `(CASE WHEN ` + sharing + ` THEN COALESCE(l.readers, MARK) ELSE MARK END)` // these readers
+)
 
 // The servers' clocks. In MySQL it is the time when the statement began: after a wait for a row
 // the lock is shorter than it could be. In PostgreSQL it is the present time, after any wait.
@@ -116,12 +144,15 @@ const (
 // row that another transaction has locked. (MySQL and SQLite have settings of the connection.)
 func (d Dialect) texts(table string, wait time.Duration) statements {
 	s := common
+	next := `GREATEST(l.fence + 1, ` + floorOf + `)` // a reader's token
+	s.lookShared = strings.Replace(s.look, " FROM", ", BYTES(k.readers) FROM", 1)
 	switch d {
 	case MySQL:
 		s.grow += ` LOCK IN SHARE MODE`
 		s.begin = strings.Replace(s.begin, "INSERT", "INSERT IGNORE", 1)
 		s.translate("ONE_MARK WHERE", `TABLE AS m WHERE m.name = MARK AND m.owner = `+d.literal([]byte(layout))+` AND`,
-			"TOKEN", "LAST_INSERT_ID", "BYTES", "", "MARK", "''", "NOW", nowMySQL)
+			"TOKEN", "LAST_INSERT_ID", "BYTES", "",
+			"ADDED", `CONCAT(`+among+`, $2, NEXT, '|')`, "REPLACED", `REPLACE(l.readers, $2, $3)`, "HAS", `LOCATE($2, l.readers) > 0`, "NEXT", next)
 	case Postgres:
 		// A statement that waited for a row does not check its conditions again if the row did
 		// not change, so it locks the row first; OFFSET 0 keeps the planner from checking the
@@ -135,22 +166,36 @@ func (d Dialect) texts(table string, wait time.Duration) statements {
 		s.take = `UPDATE TABLE AS k SET owner = $2, fence = GREATEST(l.fence + 1, ` + floorOf + `), granted = NOW, expires = NOW + $3 ` + locked +
 			` AND (l.owner = MARK OR l.expires <= NOW) AND NOW <= $4 AND l.fence < ` + maxFence + ` RETURNING k.fence, NOW`
 		s.undo = `UPDATE TABLE AS k SET owner = MARK, expires = NOW ` + locked + ` AND l.owner = $2`
+		for _, text := range []*string{&s.join, &s.edit, &s.settle, &s.close} {
+			*text = strings.Replace(strings.Replace(*text, "AS l", "AS k", 1), `WHERE l.name = $1`,
+				strings.Replace(locked, "name, owner, fence, expires", "*", 1), 1)
+		}
+		s.join = strings.Replace(s.join, "SELECT *", "SELECT *, "+strings.Replace(next, "l.", "", 1)+" AS next", 1) // once, because NOW passes
+		s.join += ` RETURNING k.fence, NOW`
 		s.grow += ` ON CONFLICT (name) DO NOTHING RETURNING fence, NOW`
 		s.begin += ` ON CONFLICT (name) DO NOTHING`
+		s.translate("ADDED", among+` || $2::bytea || convert_to(l.next::text, 'UTF8') || '|'::bytea`, "NEXT", "l.next",
+			"REPLACED", `overlay(l.readers placing $3::bytea from position($2::bytea in l.readers) for length($2::bytea))`, "HAS", `position($2::bytea in l.readers) > 0`)
 		s.translate("ONE_MARK", `(SELECT fence FROM TABLE WHERE name = MARK AND owner = `+d.literal([]byte(layout))+patient+` FOR SHARE) AS m`,
 			"TOKEN", "", "BYTES(m.owner)", "encode(m.owner, 'hex')", "BYTES(k.owner)", "encode(k.owner, 'hex')",
-			"BYTES(owner)", "encode(owner, 'hex')", "BYTES(name)", "encode(name, 'hex')", "MARK", "''::bytea", "NOW", nowPostgres,
+			"BYTES(owner)", "encode(owner, 'hex')", "BYTES(name)", "encode(name, 'hex')", "BYTES(k.readers)", "encode(k.readers, 'hex')",
 			// Where the position of an argument does not show its type.
 			"$5 = 0", "$5::bigint = 0", "SELECT $1, $2,", "SELECT $1::bytea, $2::bytea,")
 	case SQLite:
 		// Somebody may have written a text, which is not equal to the same bytes.
-		s.translate("(owner = MARK", "(CAST(owner AS BLOB) = MARK", "owner > MARK", "CAST(owner AS BLOB) > MARK")
+		s.translate("ADDED", `CAST(`+among+` || $2 || NEXT || '|' AS BLOB)`, "REPLACED", `CAST(replace(l.readers, $2, $3) AS BLOB)`,
+			"HAS", `instr(CAST(l.readers AS BLOB), $2) > 0`, "NEXT", next, "l.owner", "CAST(l.owner AS BLOB)", "(owner = MARK", "(CAST(owner AS BLOB) = MARK", "owner > MARK", "CAST(owner AS BLOB) > MARK")
 		s.take += ` RETURNING fence, NOW`
+		s.join += ` RETURNING fence, NOW`
 		s.grow += ` ON CONFLICT (name) DO NOTHING RETURNING fence, NOW`
 		s.begin += ` ON CONFLICT (name) DO NOTHING`
 		s.translate("ONE_MARK WHERE", `TABLE AS m WHERE m.name = MARK AND CAST(m.owner AS BLOB) = `+d.literal([]byte(layout))+` AND`,
-			"TOKEN", "", "BYTES", "", "GREATEST", "max", "LEAST", "min", "MARK", "x''", "NOW", nowSQLite, "$", "?")
+			"TOKEN", "", "BYTES", "", "GREATEST", "max", "LEAST", "min", "$", "?")
 	}
+	// A key that is kept for a writer is free for it.
+	s.takeKept = strings.Replace(s.take, "= MARK OR", "IN (MARK, KEPT) OR", 1)
+	s.translate("READERS", d.literal([]byte(readersOwner)), "KEPT", d.literal([]byte(keptOwner)),
+		"MARK", map[Dialect]string{MySQL: "''", Postgres: "''::bytea", SQLite: "x''"}[d], "NOW", map[Dialect]string{MySQL: nowMySQL, Postgres: nowPostgres, SQLite: nowSQLite}[d])
 	s.translate("TABLE", d.quote(table)) // the last, because its name may contain any of these words
 	return s
 }
@@ -160,6 +205,7 @@ func (s *statements) translate(pairs ...string) {
 	for _, text := range []*string{
 		&s.take, &s.look, &s.grow, &s.renew, &s.release, &s.undo, &s.takeAway,
 		&s.hello, &s.begin, &s.due, &s.old, &s.raise, &s.remove, &s.list,
+		&s.takeKept, &s.lookShared, &s.join, &s.edit, &s.settle, &s.close,
 	} {
 		for i := 0; i < len(pairs); i += 2 {
 			*text = strings.ReplaceAll(*text, pairs[i], pairs[i+1])
@@ -234,11 +280,16 @@ const maxOwner = 1024
 // createTable makes the table if it is missing.
 func (d Dialect) createTable(table string) string {
 	columns := map[Dialect]string{
-		MySQL:    `(name varbinary(512) NOT NULL PRIMARY KEY, owner varbinary(1024) NOT NULL, fence bigint NOT NULL, granted bigint NOT NULL, expires bigint NOT NULL) ENGINE=InnoDB`,
-		Postgres: `(name bytea NOT NULL PRIMARY KEY, owner bytea NOT NULL, fence bigint NOT NULL, granted bigint NOT NULL, expires bigint NOT NULL) WITH (fillfactor = 70)`,
-		SQLite:   `(name blob NOT NULL PRIMARY KEY, owner blob NOT NULL, fence integer NOT NULL, granted integer NOT NULL, expires integer NOT NULL) WITHOUT ROWID`,
+		MySQL:    `(name varbinary(512) NOT NULL PRIMARY KEY, owner varbinary(1024) NOT NULL, fence bigint NOT NULL, granted bigint NOT NULL, expires bigint NOT NULL, readers mediumblob) ENGINE=InnoDB`,
+		Postgres: `(name bytea NOT NULL PRIMARY KEY, owner bytea NOT NULL, fence bigint NOT NULL, granted bigint NOT NULL, expires bigint NOT NULL, readers bytea) WITH (fillfactor = 70)`,
+		SQLite:   `(name blob NOT NULL PRIMARY KEY, owner blob NOT NULL, fence integer NOT NULL, granted integer NOT NULL, expires integer NOT NULL, readers blob) WITHOUT ROWID`,
 	}
 	return "CREATE TABLE IF NOT EXISTS " + d.quote(table) + " " + columns[d]
+}
+
+// addReaders adds the column of readers to a table of an earlier release.
+func (d Dialect) addReaders(table string) string {
+	return "ALTER TABLE " + d.quote(table) + " ADD COLUMN readers " + map[Dialect]string{MySQL: "mediumblob", Postgres: "bytea", SQLite: "blob"}[d]
 }
 
 // after returns the least name that is greater than all names that begin with prefix; empty if

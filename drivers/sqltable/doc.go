@@ -21,12 +21,14 @@ backend of it:
 # The table
 
 One row is one key: its name in bytes, its owner, its fencing token, since when and until when it
-is held, by the server's clock in microseconds since 1970.
+is held, by the server's clock in microseconds since 1970, and its readers.
 
 	dlock bootstrap --sql --url mysql://…
 
 prints the statement that makes the table, and [Backend.SetupSQL] returns it. The parameter
-setup=true, at the first lock, or [Backend.Setup] makes it. Nothing else needs a right but SELECT,
+setup=true, at the first lock, or [Backend.Setup] makes it. A table without the column of readers, of
+an earlier release, works as before; a first shared lock is refused with the statement that adds the
+column, or adds it with setup=true. Nothing else needs a right but SELECT,
 INSERT, UPDATE and DELETE on it. Rows of keys that have not been used for two minutes are deleted,
 by one client a minute; before that the row without a name is raised to the largest of their tokens,
 above which every new row begins, so that tokens rise whatever the server's clock does. Its owner is
@@ -85,7 +87,19 @@ These databases have no signal of a release in common, so waiting clients poll, 
 and jitter, as package dlock does for any such backend; a poll is one SELECT that locks nothing. In
 one run, 30 clients that waited for one key of MariaDB sent 280 of them a second in all.
 There is no order among the waiters of several processes. Where handing over has to be fast or fair,
-take drivers/postgres, whose locks need a session of the server each few thousand, or Redis. There
-is no shared mode.
+take drivers/postgres, whose locks need a session of the server each few thousand, or Redis.
+
+# Readers
+
+Shared locks are in the row of their key: its owner says that readers have it, its end is that of
+the last of them, and the column of readers has each with its token and end. A shared lock, a
+renewal and a release are two statements each, which rewrite that column: it is for tens of readers
+of a key at a time rather than for thousands. An exclusive lock costs what it costs without readers.
+
+A writer that finds readers twice within two seconds, as one that waits does, keeps further readers
+out for a second, and again each time it asks. The last reader then leaves the key to writers for the
+rest of that second. So readers that share a key without a gap starve no writer; after a writer,
+readers and writers poll with equal chances. A writer that asks twice and then gives up delays readers
+by up to a second.
 */
 package sqltable

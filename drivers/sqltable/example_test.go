@@ -89,7 +89,7 @@ func ExampleBackend_SetupSQL() {
 		fmt.Println(backend.SetupSQL(""))
 	}
 	// Output:
-	// CREATE TABLE IF NOT EXISTS `dlock` (name varbinary(512) NOT NULL PRIMARY KEY, owner varbinary(1024) NOT NULL, fence bigint NOT NULL, granted bigint NOT NULL, expires bigint NOT NULL) ENGINE=InnoDB
-	// CREATE TABLE IF NOT EXISTS "dlock" (name bytea NOT NULL PRIMARY KEY, owner bytea NOT NULL, fence bigint NOT NULL, granted bigint NOT NULL, expires bigint NOT NULL) WITH (fillfactor = 70)
-	// CREATE TABLE IF NOT EXISTS "dlock" (name blob NOT NULL PRIMARY KEY, owner blob NOT NULL, fence integer NOT NULL, granted integer NOT NULL, expires integer NOT NULL) WITHOUT ROWID
+	// CREATE TABLE IF NOT EXISTS `dlock` (name varbinary(512) NOT NULL PRIMARY KEY, owner varbinary(1024) NOT NULL, fence bigint NOT NULL, granted bigint NOT NULL, expires bigint NOT NULL, readers mediumblob) ENGINE=InnoDB
+	// CREATE TABLE IF NOT EXISTS "dlock" (name bytea NOT NULL PRIMARY KEY, owner bytea NOT NULL, fence bigint NOT NULL, granted bigint NOT NULL, expires bigint NOT NULL, readers bytea) WITH (fillfactor = 70)
+	// CREATE TABLE IF NOT EXISTS "dlock" (name blob NOT NULL PRIMARY KEY, owner blob NOT NULL, fence integer NOT NULL, granted integer NOT NULL, expires integer NOT NULL, readers blob) WITHOUT ROWID
 }

@@ -169,10 +169,15 @@ func (b *Backend) SetupSQL(role string) string {
 	return s
 }
 
-// Setup makes the table, and the file of a sqlite: URL, if it is not there. It needs the right to create tables, which nothing
+// Setup makes the table, and the file of a sqlite: URL, if it is not there, and adds the column of
+// readers to a table of an earlier release. It needs the right to create tables, which nothing
 // else of a backend does.
 func (b *Backend) Setup(ctx context.Context) error {
-	return b.calls.Do(ctx, 10*b.opt.CallTimeout, func(call *base.Call) error { return b.newCall(call).setup() })
+	return b.calls.Do(ctx, 10*b.opt.CallTimeout, func(call *base.Call) error {
+		c := b.newCall(call)
+		c.shares = true
+		return c.setup()
+	})
 }
 
 func (c *call) setup() error {
@@ -180,7 +185,17 @@ func (c *call) setup() error {
 	err := c.ensure(c.b.dialect.createTable(c.b.opt.Table))
 	var refused *driver.RefusedError
 	if err == nil || c.hello() == nil { // two made it at the same time
-		return nil
+		if !c.shares {
+			return nil
+		}
+		if _, err = c.look([]byte{}); err == nil {
+			return nil
+		}
+		add := c.ensure(c.b.dialect.addReaders(c.b.opt.Table))
+		if _, err = c.look([]byte{}); add == nil || err == nil {
+			return err
+		}
+		return add
 	}
 	if errors.As(err, &refused) {
 		refused.Reason += "; an administrator must run: " + c.b.SetupSQL("")

@@ -30,7 +30,7 @@ func (b *Backend) Lookup(ctx context.Context, key string) (*driver.State, error)
 	}
 	var r row
 	err := b.inspect(ctx, func(c *call) (err error) {
-		r, err = c.look([]byte(b.opt.Prefix + key))
+		r, err = c.lookAll([]byte(b.opt.Prefix + key))
 		return err
 	})
 	if _, ok := b.toMake(err); ok {
@@ -42,9 +42,32 @@ func (b *Backend) Lookup(ctx context.Context, key string) (*driver.State, error)
 	return r.state(key), nil
 }
 
+// lookAll is look, with the readers if there are any.
+func (c *call) lookAll(name []byte) (row, error) {
+	r, err := c.look(name)
+	if err == nil && r.shared() { // so the table has the column
+		c.shares = true
+		r, err = c.look(name)
+		c.shares = false
+	}
+	return r, err
+}
+
 func (r *row) state(key string) *driver.State {
 	s := &driver.State{Key: key, Fence: r.fence}
-	if r.held() {
+	switch {
+	case r.kept():
+		s.ReservedFor = r.left()
+	case r.shared():
+		for i := range r.readers {
+			e := &r.readers[i]
+			one := row{exists: true, owner: e.owner, fence: uint64(max(0, e.fence)), granted: e.since, expires: e.end, now: r.now}
+			s.Holders = append(s.Holders, one.state(key).Holders...)
+		}
+		if len(s.Holders) > 0 {
+			s.Mode = driver.Shared
+		}
+	case r.held():
 		s.Holders = []driver.Holder{{
 			Owner: r.owner, Fence: r.fence, Since: time.UnixMicro(r.granted),
 			TTL: r.left(),
@@ -80,6 +103,14 @@ func (b *Backend) List(ctx context.Context, prefix string, yield func(*driver.St
 				return err
 			})
 		})
+		for i := range rows {
+			if err == nil && rows[i].shared() {
+				err = b.inspect(ctx, func(c *call) (err error) {
+					rows[i], err = c.lookAll([]byte(rows[i].name))
+					return err
+				})
+			}
+		}
 		if _, ok := b.toMake(err); ok {
 			return nil
 		}
@@ -87,7 +118,7 @@ func (b *Backend) List(ctx context.Context, prefix string, yield func(*driver.St
 			return err
 		}
 		for i := range rows {
-			if !yield(rows[i].state(strings.TrimPrefix(rows[i].name, b.opt.Prefix))) {
+			if s := rows[i].state(strings.TrimPrefix(rows[i].name, b.opt.Prefix)); len(s.Holders) > 0 && !yield(s) {
 				return nil
 			}
 		}
@@ -98,7 +129,7 @@ func (b *Backend) List(ctx context.Context, prefix string, yield func(*driver.St
 	}
 }
 
-// Break frees key if its holder has this token.
+// Break frees key if its holder has this token, or takes it from the reader with this token.
 func (b *Backend) Break(ctx context.Context, key string, h driver.Holder) error {
 	switch {
 	case key == "":
@@ -107,6 +138,13 @@ func (b *Backend) Break(ctx context.Context, key string, h driver.Holder) error 
 		return driver.ErrLost
 	}
 	err := b.inspect(ctx, func(c *call) error {
+		r, err := c.look([]byte(b.opt.Prefix + key))
+		if err != nil {
+			return err
+		}
+		if r.shared() { // whose row has the token of the last reader
+			return c.part([]byte(r.name), nil, int64(h.Fence))
+		}
 		n, err := c.exec(b.sql.takeAway, []byte(b.opt.Prefix+key), int64(h.Fence))
 		switch {
 		case err == nil && n == 0 && c.repeated:

@@ -202,6 +202,12 @@ func TestDialects(t *testing.T) {
 				{"fence", fences, nil},
 				{"urls", urls, nil},
 				{"loss", loss, onMySQL},
+				{"lone user", loneUser, nil},
+				{"table of an earlier release", earlierTable, nil},
+				{"readers are seen", readersAreSeen, nil},
+				{"a writer waits", aWriterWaits, nil},
+				{"writers are served", writersAreServed, nil},
+				{"readers in doubt", readersInDoubt, nil},
 			} {
 				if test.on != nil && !test.on(p) {
 					continue

@@ -1,0 +1,277 @@
+package sqltable_test
+
+import (
+	"context"
+	sqldriver "database/sql/driver"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redlock-go/redlock/dlock"
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/internal/drivertest"
+	"github.com/redlock-go/redlock/drivers/sqltable"
+)
+
+// shared is a request in the shared mode.
+func shared(key string, ttl time.Duration) *driver.Request {
+	r := drivertest.NewRequest(key, ttl)
+	r.Mode = driver.Shared
+	return r
+}
+
+// Readers cost who shares nothing nothing: a lock and its release are two statements, and neither reads
+// or writes the column of readers.
+func loneUser(t *testing.T, p *place) {
+	ready(t, p.open(t)) // the table
+	var mu sync.Mutex
+	var sent []string
+	b := p.on(t, p.breaking(t, func(query string, _ []sqldriver.NamedValue) (bool, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		sent = append(sent, query)
+		return false, nil
+	}), &sqltable.Options{Table: p.table, CallTimeout: 30 * time.Second})
+	eventually(t, "two statements alone", func() bool { // the first question and a clean-up come between
+		mu.Lock()
+		sent = nil
+		mu.Unlock()
+		drivertest.Release(t, must(t, b, request("lone")))
+		mu.Lock()
+		defer mu.Unlock()
+		if strings.Contains(fmt.Sprint(sent), "readers") {
+			t.Fatalf("an exclusive lock sends %q", sent)
+		}
+		return len(sent) == 2
+	})
+}
+
+// A table of an earlier release has no column for readers. Exclusive locks work as ever, the shared
+// mode is refused with the statement that adds the column, and with setup=on adds it.
+func earlierTable(t *testing.T, p *place) {
+	ready(t, p.open(t))
+	p.do(t, "ALTER TABLE "+p.table+" DROP COLUMN readers")
+	strict := *p
+	strict.url = strings.Replace(p.url, "setup=on", "setup=off", 1)
+	b := strict.open(t)
+	l := must(t, b, request("k"))
+	drivertest.Renew(t, l, time.Minute)
+	if _, err := b.Acquire(t.Context(), request("k")); !errors.Is(err, driver.ErrHeld) {
+		t.Errorf("Acquire of a held key: %v", err)
+	}
+	_, err := b.Acquire(t.Context(), shared("k", time.Minute))
+	refusal(t, err, true, "ALTER TABLE", "ADD COLUMN readers")
+	var all sync.WaitGroup
+	for range 4 { // at once
+		all.Go(func() {
+			if _, err := p.open(t).Acquire(t.Context(), shared("k", time.Minute)); !errors.Is(err, driver.ErrHeld) {
+				t.Errorf("with setup=on, beside a writer: %v", err)
+			}
+		})
+	}
+	all.Wait()
+	drivertest.Release(t, l)
+	drivertest.Release(t, must(t, b, shared("k", time.Minute)))
+}
+
+// Every reader is seen, with its own token and time; Break takes one away, and the key ends with the
+// last one. What somebody else writes into the column is no reader.
+func readersAreSeen(t *testing.T, p *place) {
+	a, b := p.open(t), p.open(t)
+	var leases []driver.Lease
+	ttls := []time.Duration{time.Minute, time.Hour, 2 * time.Minute}
+	for _, ttl := range ttls {
+		leases = append(leases, must(t, a, shared("k", ttl)))
+	}
+	must(t, a, request("k2"))
+	text := map[sqltable.Dialect]string{sqltable.MySQL: "'x|1 2|a b c d|web 1 99999999999999999999 3|'", sqltable.Postgres: "convert_to('x|1 2|a b c d|web 1 99999999999999999999 3|', 'UTF8')", sqltable.SQLite: "CAST('x|1 2|a b c d|web 1 99999999999999999999 3|' AS BLOB)"}[p.dialect]
+	if p.dialect == sqltable.MySQL {
+		p.do(t, "UPDATE "+p.table+" SET readers = CONCAT("+text+", readers) WHERE name = "+p.key("k"))
+	} else {
+		p.do(t, "UPDATE "+p.table+" SET readers = "+text+" || readers WHERE name = "+p.key("k"))
+	}
+	state := func() *driver.State {
+		t.Helper()
+		s, err := b.Lookup(t.Context(), "k")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	s := state()
+	for i, l := range leases {
+		if h := s.Holders; s.Mode != driver.Shared || len(h) != 3 || h[i].Fence != l.Grant().Fence || h[i].TTL <= ttls[i]-time.Minute || h[i].TTL > ttls[i] || time.Since(h[i].Since) > time.Minute {
+			t.Fatalf("readers with TTLs of %v are seen as %+v", ttls, s)
+		}
+	}
+	listed := map[string]int{}
+	if err := b.List(t.Context(), "k", func(s *driver.State) bool { listed[s.Key] = len(s.Holders); return true }); err != nil || listed["k"] != 3 || listed["k2"] != 1 {
+		t.Errorf("List: %v, %v", listed, err)
+	}
+	var held *driver.HeldError
+	if _, err := b.Acquire(t.Context(), request("k")); !errors.As(err, &held) || held.Mode != driver.Shared || held.Holder != "" || held.RetryAfter < 59*time.Minute {
+		t.Errorf("a writer beside readers: %v", err)
+	}
+	if err := b.Break(t.Context(), "k", driver.Holder{Fence: leases[1].Grant().Fence}); err != nil {
+		t.Errorf("Break: %v", err)
+	}
+	if _, err := leases[1].Renew(t.Context(), &driver.Renewal{TTL: time.Minute}); !errors.Is(err, driver.ErrLost) {
+		t.Errorf("Renew of a reader that was taken away: %v", err)
+	}
+	if _, err := p.open(t).Acquire(t.Context(), request("k")); !errors.As(err, &held) || held.RetryAfter > 2*time.Minute {
+		t.Errorf("the reader of an hour is gone, and a writer is told: %v", err)
+	}
+	drivertest.Renew(t, leases[0], time.Minute)
+	drivertest.Release(t, leases[0])
+	drivertest.Release(t, leases[2])
+	if s := state(); len(s.Holders) > 0 {
+		t.Errorf("all have released, and the state is %+v", s)
+	}
+}
+
+// A writer that asks again keeps further readers out, also after the last reader has gone. If it never
+// comes, they are let in again.
+func aWriterWaits(t *testing.T, p *place) {
+	a, b := p.open(t), p.open(t)
+	first := must(t, a, shared("k", time.Minute))
+	var held *driver.HeldError
+	eventually(t, "readers are kept out", func() bool {
+		for range 2 {
+			if _, err := b.Acquire(t.Context(), request("k")); !errors.Is(err, driver.ErrHeld) {
+				t.Fatalf("a writer beside a reader: %v", err)
+			}
+		}
+		l, err := a.Acquire(t.Context(), shared("k", time.Minute))
+		if err == nil {
+			drivertest.Release(t, l)
+		}
+		return errors.As(err, &held) && held.Mode == driver.Shared
+	})
+	drivertest.Renew(t, first, time.Minute)
+	eventually(t, "the key is kept for the writer", func() bool {
+		_, _ = b.Acquire(t.Context(), request("k"))
+		drivertest.Release(t, first)
+		l, err := a.Acquire(t.Context(), shared("k", time.Minute))
+		if errors.As(err, &held) && held.ReservedForWaiter {
+			return true
+		}
+		if first = l; err != nil {
+			first = must(t, a, shared("k", time.Minute)) // after a second
+		}
+		return false
+	})
+	if s, err := a.Lookup(t.Context(), "k"); err != nil || len(s.Holders) > 0 {
+		t.Errorf("Lookup: %+v, %v", s, err)
+	}
+	drivertest.Release(t, must(t, b, request("k")))
+	eventually(t, "a reader is let in", func() bool {
+		l, err := a.Acquire(t.Context(), shared("k", time.Minute))
+		return err == nil && l.Release(t.Context()) == nil
+	})
+}
+
+// Readers that share a key without a gap starve no writer.
+func writersAreServed(t *testing.T, p *place) {
+	const many, starved = 6, 1000
+	client := func() *dlock.Client {
+		c, err := dlock.New(p.open(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var overtook atomic.Int64
+	var readers sync.WaitGroup
+	for range many {
+		c := client()
+		readers.Go(func() {
+			for ctx.Err() == nil {
+				l, err := c.Lock(ctx, "k", dlock.WithShared())
+				if err != nil {
+					continue
+				}
+				if overtook.Add(1) == starved {
+					t.Errorf("%d readers overtook a writer", starved)
+					cancel()
+				}
+				time.Sleep(20 * time.Millisecond) // longer than the pause between two
+				_ = l.Unlock()
+			}
+		})
+	}
+	eventually(t, "readers have the key", func() bool { return overtook.Load() > many })
+	if l, err := client().Lock(ctx, "k"); err != nil {
+		t.Errorf("a writer beside readers: %v", err)
+	} else {
+		_ = l.Unlock()
+	}
+	cancel()
+	readers.Wait()
+}
+
+// A reader whose statement has no answer, or comes twice, or late, is there once or not at all.
+func readersInDoubt(t *testing.T, p *place) {
+	other := p.open(t)
+	drivertest.Release(t, must(t, other, request("k"))) // the row
+	var joins atomic.Int64
+	var late func() int64
+	var fails func(n int64) (after bool, err error)
+	b := p.on(t, p.breaking(t, func(query string, args []sqldriver.NamedValue) (bool, error) {
+		if !strings.Contains(query, "granted = CASE") {
+			return false, nil
+		}
+		values := make([]any, len(args))
+		for i := range args {
+			values[i] = args[i].Value
+		}
+		late = func() int64 {
+			r, err := p.db.ExecContext(context.Background(), query, values...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			n, _ := r.RowsAffected()
+			return n
+		}
+		return fails(joins.Add(1))
+	}), &sqltable.Options{Table: p.table, CallTimeout: time.Second})
+	free := func() bool {
+		s, err := other.Lookup(t.Context(), "k")
+		return err == nil && len(s.Holders) == 0
+	}
+	// The connection breaks after the effect, and the client repeats the statement.
+	fails = func(n int64) (bool, error) {
+		if n == 1 {
+			return true, sqldriver.ErrBadConn
+		}
+		return false, nil
+	}
+	drivertest.Release(t, must(t, b, shared("k", time.Hour)))
+	eventually(t, "it is there once", free)
+	// No answer.
+	fails = func(int64) (bool, error) { return true, errors.New("no answer") }
+	if _, err := b.Acquire(t.Context(), shared("k", time.Hour)); drivertest.Verdict(err) != "unknown" {
+		t.Errorf("without an answer Acquire gives %v", err)
+	}
+	eventually(t, "it is undone", free)
+	// The statement arrives after its repeat and the release.
+	eventually(t, "the statement arrives in time", func() bool {
+		joins.Store(0)
+		fails = func(n int64) (bool, error) {
+			if n == 1 {
+				return false, sqldriver.ErrBadConn
+			}
+			return false, nil
+		}
+		l := drivertest.Grant(t, b, shared("k", time.Hour))
+		arrives := late
+		drivertest.Release(t, l)
+		return arrives() > 0
+	})
+	eventually(t, "it is undone, though it was released", free)
+}
