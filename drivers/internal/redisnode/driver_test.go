@@ -95,6 +95,7 @@ var together = tests{
 	shared: []test{
 		{"WithoutTheRightToAQueueWaitersPoll", (*suite).queueRefused},
 		{"ReadersAndForeignLocksExcludeEachOther", (*suite).sharedForeign},
+		{"MostlyReaders", (*suite).mostlyReaders},
 		{"OperatorsSeeAndBreakEachReader", (*suite).sharedOperators},
 		{"ReadersWithKeepGuardAndLostAnswer", (*suite).sharedLeases},
 		{"IdleWaitersAskNobody", (*suite).idleWaiters},
