@@ -193,9 +193,15 @@ func TestAQuorumsGuardBoundsAndItsGraceExtends(t *testing.T) {
 			}
 		}
 		time.Sleep(ttl + time.Second)
+		l = acquire(t, b, request("k", quorum, func(r *driver.Request) { r.TTL = 30 * time.Second }))
+		g, err := l.Renew(t.Context(), &driver.Renewal{Keep: 100 * time.Millisecond})
+		if must(t, err); !g.Expires.Equal(time.Now()) {
+			t.Errorf("a lock that is only kept has a lease until %v", g.Expires)
+		}
+		time.Sleep(100 * time.Millisecond)
 		release(t, acquire(t, b, request("k", quorum)))
 
-		_, err := b.Acquire(t.Context(), request("k", quorum, func(r *driver.Request) { r.TTL = 31 * time.Second }))
+		_, err = b.Acquire(t.Context(), request("k", quorum, func(r *driver.Request) { r.TTL = 31 * time.Second }))
 		var refused *driver.RefusedError
 		if !errors.As(err, &refused) || refused.RetryAfter != 0 || !strings.Contains(refused.Reason, "30s") {
 			t.Errorf("a TTL over the guard: %v, want a *RefusedError that names the guard", err)
@@ -207,13 +213,13 @@ func TestDroppedCountersNeverLowerATokenAndFreeTheirMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := New()
 		var last uint64
-		for i := range 10 * sweepMin {
+		for i := range 10_000 {
 			l := acquire(t, b, request(fmt.Sprint("key", i)))
 			last = l.Grant().Fence
 			release(t, l)
 			time.Sleep(100 * time.Millisecond)
 		}
-		if n := len(b.space.entries); n > 2*sweepMin {
+		if n := len(b.space.entries); n > 2_000 {
 			t.Errorf("%d entries are kept", n)
 		}
 		kept := acquire(t, b, request("kept"))
@@ -241,7 +247,7 @@ func TestABurstOfKeysIsForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := New()
 		release(t, acquire(t, b, request("hot")))
-		for i := range 5 * sweepMin {
+		for i := range 5_000 {
 			release(t, acquire(t, b, request(fmt.Sprint("key", i))))
 		}
 		time.Sleep(2 * idle)
@@ -256,6 +262,10 @@ func TestASweepKeepsWhatIsHeldWatchedOrWaitedFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := New()
 		held := acquire(t, b, request("held", func(r *driver.Request) { r.TTL = MaxTTL }))
+		next := start(t.Context(), b, request("held"))
+		busy := acquire(t, b, request("busy", func(r *driver.Request) { r.TTL = MaxTTL }))
+		_, err := b.Watch(t.Context(), "busy")
+		must(t, err)
 		watched, err := b.Watch(t.Context(), "watched")
 		must(t, err)
 		time.Sleep(time.Hour)
@@ -263,7 +273,10 @@ func TestASweepKeepsWhatIsHeldWatchedOrWaitedFor(t *testing.T) {
 		b.space.sweep(time.Now())
 		b.space.mu.Unlock()
 		wantHeld(t, b, request("held"))
+		wantHeld(t, b, request("busy"))
 		release(t, held)
+		release(t, granted(t, "the waiter", next))
+		release(t, busy)
 		release(t, acquire(t, b, request("watched")))
 		if len(watched) != 1 {
 			t.Error("the watcher missed a release after a sweep")
@@ -337,6 +350,91 @@ func TestFailAnswersEveryCall(t *testing.T) {
 		release(t, l)
 		release(t, acquire(t, b, request("k")))
 	})
+}
+
+// A call that waits hears of an outage that was over before it looked.
+func TestAWaitEndsWithAShortOutage(t *testing.T) {
+	b := New()
+	acquire(t, b, request("k"))
+	w := b.space.entries["k"].enqueue(b, request("k"), time.Now())
+	cut := errors.New("connection refused")
+	b.Fail(cut)
+	b.Fail(nil)
+	_, err := b.confirm(t.Context(), w)
+	wantErr(t, "the wait", err, cut)
+}
+
+func TestAnotherOutageGivesACallNoMoreTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, begun := New(), time.Now()
+		b.SetOutage(Outage{Hang: true})
+		time.AfterFunc(600*time.Millisecond, func() { b.SetOutage(Outage{Hang: true}) })
+		_, err := b.Acquire(t.Context(), request("k"))
+		if took := time.Since(begun); err == nil || took != callTimeout {
+			t.Errorf("%v after %v, want an error after %v", err, took, callTimeout)
+		}
+	})
+}
+
+func TestCloseWakesAndEndsItsOwnWatchesAlone(t *testing.T) {
+	b := New()
+	peer := b.Peer()
+	own, err := b.Watch(t.Context(), "k")
+	must(t, err)
+	other, err := peer.Watch(t.Context(), "k")
+	must(t, err)
+	must(t, b.Close())
+	if len(own) != 1 || len(other) != 0 || len(b.space.entries["k"].watches) != 1 {
+		t.Errorf("%d values, and %d of another backend; %d watch", len(own), len(other), len(b.space.entries["k"].watches))
+	}
+	release(t, acquire(t, peer, request("k")))
+	if len(other) != 1 {
+		t.Error("the other backend's watch has ended")
+	}
+}
+
+func TestAWatchTellsTheEndOfATTL(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := New()
+		acquire(t, b, request("k"))
+		watch, err := b.Watch(t.Context(), "k")
+		must(t, err)
+		time.Sleep(ttl)
+		synctest.Wait()
+		if len(watch) != 1 {
+			t.Error("no value")
+		}
+	})
+}
+
+func TestARenewedLeaseOfASessionHasNoEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := New(&Options{Info: driver.Info{Name: "sessions", Features: driver.FeatureSession | driver.FeatureFencing}})
+		l := acquire(t, b, request("k", func(r *driver.Request) { r.TTL = 0 }))
+		g, err := l.Renew(t.Context(), &driver.Renewal{})
+		if must(t, err); !g.Expires.IsZero() {
+			t.Errorf("Expires = %v", g.Expires)
+		}
+		time.Sleep(time.Hour)
+		wantHeld(t, b, request("k", func(r *driver.Request) { r.TTL = 0 }))
+	})
+}
+
+func TestTheLargestTokenIsAllowedAndNoLarger(t *testing.T) {
+	b := New()
+	exact := func(fence uint64) func(*driver.Request) {
+		return func(r *driver.Request) { r.ExactFence = fence }
+	}
+	l := acquire(t, b, request("k"))
+	_, err := l.Renew(t.Context(), &driver.Renewal{TTL: ttl, MinFence: driver.MaxFence + 1})
+	wantErr(t, "a renewal above it", err, driver.ErrInvalid)
+	_, err = l.Renew(t.Context(), &driver.Renewal{TTL: ttl, MinFence: driver.MaxFence})
+	must(t, err)
+	_, err = b.Acquire(t.Context(), request("other", exact(driver.MaxFence+1)))
+	wantErr(t, "a request above it", err, driver.ErrInvalid)
+	if got := acquire(t, b, request("other", exact(driver.MaxFence))).Grant().Fence; got != driver.MaxFence {
+		t.Errorf("token %d", got)
+	}
 }
 
 func open(t *testing.T, d *Driver, dsn, prefix string) *Backend {

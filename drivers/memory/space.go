@@ -2,7 +2,6 @@ package memory
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -19,7 +18,6 @@ type space struct {
 	mu      sync.Mutex
 	entries map[string]*entry
 	dropped uint64 // the largest dropped counter: new counters start here
-	sweepAt int    // the number of entries at which the next sweep runs, at the latest
 	swept   time.Time
 	holds   int // how often Hold was called
 }
@@ -82,14 +80,12 @@ func signal(ch chan struct{}) {
 	}
 }
 
-const (
-	sweepMin = 1024        // below this many entries a sweep gains nothing
-	idle     = time.Minute // how long a counter is kept after its last use
-)
+// idle is how long a counter is kept after its last use, and how often there is a sweep.
+const idle = time.Minute
 
 // entry returns key's entry, and makes it if there is none.
 func (s *space) entry(key string, now time.Time) *entry {
-	if n := len(s.entries); n >= sweepMin && (n >= s.sweepAt || now.Sub(s.swept) >= idle) {
+	if now.Sub(s.swept) >= idle {
 		s.sweep(now)
 	}
 	if e := s.entries[key]; e != nil {
@@ -101,23 +97,19 @@ func (s *space) entry(key string, now time.Time) *entry {
 }
 
 // sweep drops the counters that were not used for a while. A counter's value is about the time
-// of its last use in microseconds, or larger. The next sweep comes after a minute, or at twice the
-// number of entries that are left, so that the cost for each entry is constant.
+// of its last use in microseconds, or larger.
 func (s *space) sweep(now time.Time) {
-	old, before := uint64(max(0, now.Add(-idle).UnixMicro())), len(s.entries)
+	old := uint64(max(0, now.Add(-idle).UnixMicro()))
+	left := map[string]*entry{} // the old map would not give its memory back
 	for key, e := range s.entries {
 		e.purge(now)
 		if e.counter < old && len(e.holders)+len(e.queue)+len(e.watches) == 0 {
 			s.dropped = max(s.dropped, e.counter)
-			delete(s.entries, key)
+			continue
 		}
+		left[key] = e
 	}
-	if len(s.entries) < before/4 {
-		left := make(map[string]*entry, len(s.entries)) // a map does not give its memory back
-		maps.Copy(left, s.entries)
-		s.entries = left
-	}
-	s.sweepAt, s.swept = 2*len(s.entries), now
+	s.entries, s.swept = left, now
 }
 
 // take grants the key to req at once and returns the token, or says why not.
