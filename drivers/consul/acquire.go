@@ -48,22 +48,18 @@ func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Leas
 	return base.NewLease(&b.calls, b.about, l.grant, l.renew, l.release).FreeAtEnd(), nil
 }
 
-// enter finds a session that lasts for nearly its whole TTL, and returns the base of tokens.
-func (a *attempt) enter(ctx context.Context) (old *tokenBase, err error) {
+// enter finds a session that lasts for nearly its whole TTL.
+func (a *attempt) enter(ctx context.Context) (err error) {
 	for range 2 {
 		if a.s == nil {
 			a.s = a.b.join(a.ttl)
 		}
-		err = a.s.keep(ctx, a.ttl/8)
-		switch {
-		case err == nil:
-			return a.b.expect(ctx)
-		case !errors.Is(err, errNoSession):
-			return nil, err
+		if err = a.s.keep(ctx, a.ttl/8); !errors.Is(err, errNoSession) {
+			return err
 		}
 		a.forget() // the machine slept, or an operator ended the session
 	}
-	return nil, err
+	return err
 }
 
 // forget leaves a session that has ended.
@@ -75,8 +71,8 @@ func (a *attempt) forget() {
 }
 
 // change is that of the backend, and notes if the outcome is unknown.
-func (a *attempt) change(ctx context.Context, old *tokenBase, ops func(base uint64) []*api.KVTxnOp) (answer, error) {
-	done, err := a.b.change(ctx, old, ops)
+func (a *attempt) change(ctx context.Context, ops func(base uint64) []*api.KVTxnOp) (answer, error) {
+	done, old, err := a.b.change(ctx, ops)
 	if inDoubt(err) {
 		a.doubt = old
 	}
@@ -90,17 +86,17 @@ func (a *attempt) change(ctx context.Context, old *tokenBase, ops func(base uint
 func (a *attempt) try(ctx context.Context) (*lease, error) {
 	ctx, cancel := context.WithTimeout(ctx, a.b.calls.Bound(a.ttl))
 	defer cancel()
-	old, err := a.enter(ctx)
-	for st := (&state{}); err == nil; old = st.base {
+	err := a.enter(ctx)
+	for st := (&state{key: a.lock}); err == nil; {
 		from, r := a.s.from(), record{Owner: a.owner, Since: a.b.now().UnixMicro()}
-		done, err := a.change(ctx, old, func(base uint64) []*api.KVTxnOp {
+		done, err := a.change(ctx, func(base uint64) []*api.KVTxnOp {
 			r.Base = base
 			return append(slices.Concat(remove(a.lock, st.lock), remove(a.b.queue(a.lock), st.flag)), hold(a.lock, a.s.id, r.text()))
 		})
 		if err == nil {
 			p := done[a.lock]
 			p.Value = r.text() // the answer leaves it out
-			return a.granted(p, from)
+			return a.granted(&state{key: a.lock, lock: p}, from)
 		}
 		if !errors.Is(err, errConflict) {
 			return nil, err
@@ -124,12 +120,12 @@ func (a *attempt) try(ctx context.Context) (*lease, error) {
 }
 
 // granted returns the lease of a lock that was read or taken.
-func (a *attempt) granted(p *api.KVPair, from time.Time) (*lease, error) {
-	token := fence(p)
+func (a *attempt) granted(st *state, from time.Time) (*lease, error) {
+	token := fence(st.lock)
 	if token > driver.MaxFence {
 		return nil, &driver.RefusedError{Reason: "the tokens of the locks under " + strconv.Quote(a.b.opt.Path) + " are at their end: use another path"}
 	}
-	l := &lease{b: a.b, s: a.s, lock: a.lock, made: p.CreateIndex, index: p.ModifyIndex, contended: a.w != nil}
+	l := &lease{b: a.b, s: a.s, made: st.lock.CreateIndex, lock: a.lock, known: st}
 	l.grant = driver.Grant{Fence: token, Expires: driver.Expires(from, a.ttl)}
 	a.unregister()
 	return l, nil
@@ -226,7 +222,7 @@ func pause(ctx context.Context, d time.Duration) {
 func (a *attempt) enqueue(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, a.b.calls.Bound(a.ttl))
 	defer cancel()
-	old, err := a.enter(ctx)
+	err := a.enter(ctx)
 	if err == nil {
 		err = a.register()
 	}
@@ -234,7 +230,7 @@ func (a *attempt) enqueue(ctx context.Context) error {
 		return err
 	}
 	r := record{Owner: a.owner, Since: a.b.now().UnixMicro()}
-	_, err = a.change(ctx, old, func(uint64) []*api.KVTxnOp {
+	_, err = a.change(ctx, func(uint64) []*api.KVTxnOp {
 		return []*api.KVTxnOp{there(a.lock), set(a.b.queue(a.lock), a.place()), hold(a.place(), a.s.id, r.text())}
 	})
 	if err != nil && a.doubt == nil {
@@ -269,33 +265,33 @@ func (a *attempt) confirm(ctx context.Context) (*lease, error) {
 		return nil, err
 	}
 	from := a.s.from()
-	done, err := a.b.txn(ctx, there(a.lock), drop(a.s.mark(a.w.number)))
+	st, err := a.b.read(ctx, a.lock, drop(a.s.mark(a.w.number)))
 	if err != nil {
 		return nil, err
 	}
-	if st := (state{lock: done[a.lock]}); !st.isOf(a.owner) || st.lock.Session != a.s.id { // an operator broke it
+	if !st.isOf(a.owner) || st.lock.Session != a.s.id { // an operator broke it
 		return nil, errConflict
 	}
-	return a.granted(done[a.lock], from)
+	return a.granted(st, from)
 }
 
 // A state is what is stored of a lock.
 type state struct {
 	key        string
-	base       *tokenBase
 	lock, flag *api.KVPair // nil: it is not there
 	waiters    []*api.KVPair
 }
 
-// read reads the state of a lock.
-func (b *Backend) read(ctx context.Context, lock string) (*state, error) {
-	a, err := b.txn(ctx, get(b.baseKey()), get(lock), below(b.queue(lock)))
+// read reads the state of a lock, and the base, in one transaction with others.
+func (b *Backend) read(ctx context.Context, lock string, more ...*api.KVTxnOp) (*state, error) {
+	a, err := b.txn(ctx, append(more, get(b.baseKey()), get(lock), below(b.queue(lock)))...)
+	if err == nil {
+		err = b.readBase(a)
+	}
 	if err != nil {
 		return nil, err
 	}
-	st := &state{key: lock, lock: a[lock], flag: a[b.queue(lock)], waiters: a.tree(b.queue(lock))}
-	st.base, err = b.readBase(a)
-	return st, err
+	return &state{key: lock, lock: a[lock], flag: a[b.queue(lock)], waiters: a.tree(b.queue(lock))}, nil
 }
 
 func (st *state) held() bool { return st.lock != nil && st.lock.Session != "" }
@@ -316,7 +312,7 @@ func (b *Backend) pass(ctx context.Context, st *state, more ...*api.KVTxnOp) err
 	}
 	first := st.waiters[0]
 	_, number, _ := strings.Cut(first.Key[len(b.queue(st.key)):], ".")
-	_, err := b.change(ctx, st.base, func(base uint64) []*api.KVTxnOp {
+	_, _, err := b.change(ctx, func(base uint64) []*api.KVTxnOp {
 		r := record{Owner: parse(first).Owner, Base: base, Since: b.now().UnixMicro()}
 		return append(append(ops, remove(first.Key, first)...),
 			hold(st.key, first.Session, r.text()), hold(b.marks(first.Session)+number, first.Session, nil))

@@ -190,6 +190,35 @@ func TestRequestsOfAPair(t *testing.T) {
 	}
 	x, y := float64(n.sent.Load())/rounds, float64(m.sent.Load())/rounds
 	t.Logf("a pair: %.2f requests and %v, beside %.2f and %v", x, took/rounds, y, tookTheirs/rounds)
+	next, err := api1.LockOpts(&api.LockOptions{Key: "theirs", SessionTTL: "60s"})
+	must(t, err)
+	n.sent.Store(0)
+	m.sent.Store(0)
+	took, tookTheirs = 0, 0
+	const handoffs = 10
+	for range handoffs {
+		l := drivertest.Grant(t, b, drivertest.NewRequest("k", time.Minute))
+		waiting := drivertest.Waiter(t, b, drivertest.NewRequest("k", time.Minute))
+		drivertest.AwaitWaiters(t, b, "k", 1)
+		from := time.Now()
+		drivertest.Release(t, l)
+		l = <-waiting
+		took += time.Since(from)
+		drivertest.Release(t, l)
+		_, err := theirs.Lock(nil)
+		must(t, err)
+		got, sent := make(chan error, 1), m.sent.Load()
+		go func() { _, err := next.Lock(nil); got <- err }()
+		for m.sent.Load() < sent+3 || m.open.Load() == 0 { // it has a session, has looked, and waits
+			time.Sleep(time.Millisecond)
+		}
+		from = time.Now()
+		must(t, theirs.Unlock())
+		must(t, <-got)
+		tookTheirs += time.Since(from)
+		must(t, next.Unlock())
+	}
+	t.Logf("a handoff: %v, beside %v", took/handoffs, tookTheirs/handoffs)
 	if x > 0.5*y+0.1 { // a renewal of the session between them
 		t.Errorf("a pair is %.2f requests, beside %.2f", x, y)
 	}

@@ -72,7 +72,7 @@
 // # Requests
 //
 // A lock that is free and its release are one request each, and a lock that is held takes two. A handoff
-// takes two of the client that frees the lock. A session is renewed every twelfth of its TTL; it ends
+// takes one of each client, and two more of one that did not know of waiters. A session is renewed every twelfth of its TTL; it ends
 // when it has carried no lock for a minute. An attempt whose outcome is unknown is undone in the
 // background: the undoing changes the base, so that the attempt's request does nothing should it arrive
 // later.

@@ -12,13 +12,13 @@ import (
 
 // lease is one lock. Its methods are those of base.Lease, which makes one call at a time.
 type lease struct {
-	b           *Backend
-	s           *session
-	lock        string
-	grant       driver.Grant
-	made, index uint64 // of the transactions that made the key, and that changed it last
-	contended   bool   // others may wait
-	tried       bool   // a release may have had an effect
+	b     *Backend
+	s     *session
+	lock  string
+	grant driver.Grant
+	made  uint64 // the index of the transaction that made the key
+	known *state // as it was at the grant, and most likely is; nil: it must be read
+	tried bool   // a release may have had an effect
 }
 
 // has reports whether the lock is this lease's, whatever another program wrote into it.
@@ -46,26 +46,27 @@ func (l *lease) renew(call *base.Call, r *driver.Renewal) (driver.Grant, error) 
 }
 
 // release frees the lock, or gives it to the first waiter.
-func (l *lease) release(call *base.Call) error {
-	st, err := &state{key: l.lock, lock: &api.KVPair{ModifyIndex: l.index}}, error(nil)
+func (l *lease) release(call *base.Call) (err error) {
 	for {
-		if l.contended {
+		st := l.known
+		if l.known = nil; st == nil {
 			if st, err = l.b.read(call, l.lock); err != nil {
 				return err
 			}
 		}
 		switch {
-		case !l.contended || l.has(st.lock):
+		case l.has(st.lock):
 			err = l.b.pass(call, st)
-		case !l.tried:
+		case l.tried:
+			err = nil
+		default:
 			err = driver.ErrLost
 		}
 		if err == nil || errors.Is(err, driver.ErrLost) {
 			l.s.leave()
 			return err
 		}
-		l.tried = l.tried || inDoubt(err)
-		if l.contended = true; !errors.Is(err, errConflict) {
+		if l.tried = l.tried || inDoubt(err); !errors.Is(err, errConflict) {
 			return err
 		}
 	}

@@ -38,48 +38,57 @@ func (b *Backend) saw(index uint64) {
 
 // expect returns the base that the servers most likely have.
 func (b *Backend) expect(ctx context.Context) (*tokenBase, error) {
-	b.mu.Lock()
-	x := b.base
-	b.mu.Unlock()
-	if x != nil {
-		return x, nil
+	for {
+		b.mu.Lock()
+		x := b.base
+		b.mu.Unlock()
+		if x != nil {
+			return x, nil
+		}
+		a, err := b.txn(ctx, get(b.baseKey()))
+		if err == nil {
+			err = b.readBase(a)
+		}
+		if err != nil {
+			return nil, err
+		}
 	}
-	a, err := b.txn(ctx, get(b.baseKey()))
-	if err != nil {
-		return nil, err
-	}
-	return b.readBase(a)
 }
 
 // readBase reads the base from an answer.
-func (b *Backend) readBase(a answer) (x *tokenBase, err error) {
-	x = &tokenBase{}
+func (b *Backend) readBase(a answer) (err error) {
+	x := &tokenBase{}
 	if p := a[b.baseKey()]; p != nil {
 		x.index = p.ModifyIndex
-		if x.value, err = base.ParseBase(string(p.Value), layout, b.opt.Path); err != nil {
-			return nil, err
-		}
+		x.value, err = base.ParseBase(string(p.Value), layout, b.opt.Path)
 	} else {
 		b.seen.Store(0) // it may be another cluster
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.base = x
-	return x, nil
+	if err == nil {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.base = x
+	}
+	return err
 }
 
-// change carries out what ops returns for the base of a new token, if the expected base is there. It
-// raises that if tokens lag behind the clock.
-func (b *Backend) change(ctx context.Context, old *tokenBase, ops func(base uint64) []*api.KVTxnOp) (answer, error) {
+// change carries out what ops returns for the base of a new token, if the expected base is there, which
+// it returns. It raises that if tokens lag behind the clock.
+func (b *Backend) change(ctx context.Context, ops func(base uint64) []*api.KVTxnOp) (answer, *tokenBase, error) {
+	old, err := b.expect(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
 	value, err := base.NextBase(old.value, b.seen.Load(), old.index != 0, b.now(), lag, 0)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	expected := &api.KVTxnOp{Verb: api.KVCheckIndex, Key: b.baseKey(), Index: old.index}
 	if value != old.value || old.index == 0 {
 		expected = b.setBase(old, value)
 	}
-	return b.commit(ctx, value, append(ops(value), expected)...)
+	done, err := b.commit(ctx, value, append(ops(value), expected)...)
+	return done, old, err
 }
 
 // changed reports whether the base is certainly another one by now.
