@@ -4,6 +4,7 @@
 //	Call        one call: a context, made when it is needed, and the translation of its errors
 //	Calls.Undo  an attempt whose outcome is unknown is undone until that is certain
 //	Lease       the shell of a driver.Lease: one renewal or release at a time, and what is over
+//	Again       a request that no server took is made again for a while
 //	Joint       a request that callers share who need it at the same time
 //	Sessions    sessions that locks share, renewed while they are used
 //	NextBase    tokens of a server with an index that rises with every write

@@ -109,3 +109,28 @@ func TestNextBase(t *testing.T) {
 		}
 	}
 }
+
+// A request that no server took is made again for half of its time.
+func TestAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		start, calls := time.Now(), 0
+		unsent := func(err error) bool { return errors.Is(err, errUnknown) }
+		err := base.Again(ctx, unsent, func(context.Context) error { calls++; return errUnknown })
+		if took := time.Since(start); !errors.Is(err, errUnknown) || calls != 11 || took != time.Second/2 {
+			t.Errorf("%d calls in %v: %v", calls, took, err)
+		}
+		calls = 0
+		for _, end := range []error{nil, driver.ErrHeld} {
+			if err := base.Again(ctx, unsent, func(context.Context) error {
+				if calls++; calls%2 == 1 {
+					return errUnknown
+				}
+				return end
+			}); !errors.Is(err, end) || calls%2 != 0 {
+				t.Errorf("%d calls: %v", calls, err)
+			}
+		}
+	})
+}

@@ -194,7 +194,7 @@ func (a *attempt) wait(call *base.Call, last error) (l *lease, err error) {
 		case err == nil, errors.Is(err, driver.ErrRefused), errors.Is(err, driver.ErrClosed):
 			return l, err
 		case !errors.Is(err, errConflict):
-			pause(call, 50*time.Millisecond+rand.N(100*time.Millisecond))
+			base.Pause(call, 50*time.Millisecond+rand.N(100*time.Millisecond))
 		}
 		if over := call.Over(); over != nil {
 			return nil, errors.Join(over, held)
@@ -207,14 +207,6 @@ func (a *attempt) wait(call *base.Call, last error) (l *lease, err error) {
 		}
 	}
 	return l, err
-}
-
-// pause waits for this long, or until ctx has ended.
-func pause(ctx context.Context, d time.Duration) {
-	select {
-	case <-time.After(d):
-	case <-ctx.Done():
-	}
 }
 
 // enqueue takes a place in the queue, if somebody has the lock: whoever frees it after that gives it
@@ -253,7 +245,7 @@ func (a *attempt) sleep(call *base.Call) (*lease, error) {
 		if !inDoubt(err) || a.s.ended() || call.Over() != nil {
 			return l, err
 		}
-		pause(call, 50*time.Millisecond)
+		base.Pause(call, 50*time.Millisecond)
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/hashicorp/consul/api"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/base"
 )
 
 // What is stored under the path:
@@ -97,12 +98,10 @@ var (
 
 // inDoubt reports whether a request with this error may have had an effect, or may have one yet.
 func inDoubt(err error) bool {
-	var dial *net.OpError
-	unsent := errors.As(err, &dial) && dial.Op == "dial"
-	if err == nil || unsent {
+	if err == nil || unsent(err) {
 		return false
 	}
-	for _, sure := range []error{errConflict, errNoSession, errNoLeader, driver.ErrRefused, driver.ErrHeld} {
+	for _, sure := range []error{errConflict, errNoSession, driver.ErrRefused, driver.ErrHeld} {
 		if errors.Is(err, sure) {
 			return false
 		}
@@ -110,10 +109,23 @@ func inDoubt(err error) bool {
 	return true
 }
 
+// unsent reports whether no server took the request.
+func unsent(err error) bool {
+	var dial *net.OpError
+	return errors.Is(err, errNoLeader) || errors.As(err, &dial) && dial.Op == "dial"
+}
+
+// request makes a request within the call timeout, and explains its error.
+func (b *Backend) request(ctx context.Context, f func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, b.opt.CallTimeout)
+	defer cancel()
+	return base.Again(ctx, unsent, func(ctx context.Context) error { return explain(f(ctx)) })
+}
+
 // explain returns the error of this driver for what the server or the client said.
 func explain(err error) error {
-	if err == nil {
-		return nil
+	if err == nil || errors.Is(err, errNoSession) {
+		return err
 	}
 	text := strings.Join(strings.Fields(err.Error()), " ")
 	said := fmt.Errorf("%.300s", text) // of any length
@@ -168,11 +180,13 @@ func (b *Backend) txn(ctx context.Context, ops ...*api.KVTxnOp) (answer, error) 
 	for i, op := range ops {
 		all[i] = &api.TxnOp{KV: op}
 	}
-	ctx, cancel := context.WithTimeout(ctx, b.opt.CallTimeout)
-	defer cancel()
-	_, said, _, err := b.client.Txn().Txn(all, (&api.QueryOptions{RequireConsistent: true}).WithContext(ctx))
+	var said *api.TxnResponse
+	err := b.request(ctx, func(ctx context.Context) (err error) {
+		_, said, _, err = b.client.Txn().Txn(all, (&api.QueryOptions{RequireConsistent: true}).WithContext(ctx))
+		return err
+	})
 	if err != nil {
-		return nil, explain(err)
+		return nil, err
 	}
 	for _, e := range said.Errors {
 		if err = explain(errors.New(e.What)); !errors.Is(err, errConflict) {

@@ -72,38 +72,38 @@ func (s *session) keep(ctx context.Context, age time.Duration) error {
 }
 
 func (s *session) extend(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, s.b.opt.CallTimeout)
-	defer cancel()
-	start, opt := time.Now(), (&api.WriteOptions{}).WithContext(ctx)
-	switch {
-	case s.ended():
-		return errNoSession
-	case s.start.Load() == nil:
-		var out struct{ ID string }
-		// The api's Create leaves a lock-delay of 0 out, for which the server then takes 15 s.
-		_, err := s.b.client.Raw().Write("/v1/session/create", map[string]any{
-			"Name": "dlock", "TTL": fmt.Sprintf("%ds", s.seconds), "Behavior": api.SessionBehaviorDelete, "LockDelay": "0s",
-			"NodeChecks": []string{}, "ServiceChecks": []string{}, "Checks": []string{},
-		}, &out, opt)
-		if err != nil {
-			return explain(err)
+	return s.b.request(ctx, func(ctx context.Context) error {
+		start, opt := time.Now(), (&api.WriteOptions{}).WithContext(ctx)
+		switch {
+		case s.ended():
+			return errNoSession
+		case s.start.Load() == nil:
+			var out struct{ ID string }
+			// The api's Create leaves a lock-delay of 0 out, for which the server then takes 15 s.
+			_, err := s.b.client.Raw().Write("/v1/session/create", map[string]any{
+				"Name": "dlock", "TTL": fmt.Sprintf("%ds", s.seconds), "Behavior": api.SessionBehaviorDelete, "LockDelay": "0s",
+				"NodeChecks": []string{}, "ServiceChecks": []string{}, "Checks": []string{},
+			}, &out, opt)
+			if err != nil {
+				return err
+			}
+			s.id = out.ID
+			s.start.Store(&start)
+			s.b.calls.Go(s.run)
+			return nil
 		}
-		s.id = out.ID
+		e, _, err := s.b.client.Session().Renew(s.id, opt)
+		switch {
+		case err != nil:
+			return err
+		case e == nil:
+			s.retire()
+			close(s.gone)
+			return errNoSession
+		}
 		s.start.Store(&start)
-		s.b.calls.Go(s.run)
 		return nil
-	}
-	e, _, err := s.b.client.Session().Renew(s.id, opt)
-	switch {
-	case err != nil:
-		return explain(err)
-	case e == nil:
-		s.retire()
-		close(s.gone)
-		return errNoSession
-	}
-	s.start.Store(&start)
-	return nil
+	})
 }
 
 // ended reports whether the server has said that the session has ended.

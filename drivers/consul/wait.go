@@ -10,6 +10,7 @@ import (
 	"github.com/hashicorp/consul/api"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/base"
 )
 
 // A waiter waits for a lock in a session. All waiters of a session share one open query: for the marks
@@ -85,7 +86,7 @@ func (s *session) watch(ctx context.Context) {
 	for looked := time.Now(); s.waited() && ctx.Err() == nil; {
 		next, err := s.listen(ctx, index)
 		if index = next; err != nil {
-			pause(ctx, 100*time.Millisecond)
+			base.Pause(ctx, 100*time.Millisecond)
 		}
 		if time.Since(looked) >= lookEvery {
 			looked = time.Now()

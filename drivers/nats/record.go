@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/base"
 )
 
 // maxMessage bounds what is stored in one message: an owner is much shorter.
@@ -91,32 +92,17 @@ func parse(header nats.Header, data []byte) record {
 }
 
 // request makes a request. It first waits for the connection: a connection may keep a request that it
-// cannot send, until nobody can undo what it does. If no server has the bucket, for half of the call's
-// time it asks again, since the servers mostly elect a leader then.
+// cannot send, until nobody can undo what it does.
 func (b *Backend) request(ctx context.Context, k *bucket, f func(ctx context.Context) error) error {
-	by, _ := ctx.Deadline()
-	for by = by.Add(-time.Until(by) / 2); ; {
+	return b.explain(base.Again(ctx, leaderless, func(ctx context.Context) error {
 		for !k.nc.IsConnected() {
-			if !pause(ctx, 10*time.Millisecond) {
-				return b.explain(nats.ErrReconnectBufExceeded)
+			if !base.Pause(ctx, 10*time.Millisecond) {
+				return nats.ErrReconnectBufExceeded
 			}
 		}
 		b.complaint.Store(nil)
-		err := f(ctx)
-		if !leaderless(err) || time.Now().After(by) || !pause(ctx, 50*time.Millisecond) {
-			return b.explain(err)
-		}
-	}
-}
-
-// pause waits for this long. It reports false if ctx ends before.
-func pause(ctx context.Context, d time.Duration) bool {
-	select {
-	case <-time.After(d):
-		return true
-	case <-ctx.Done():
-		return false
-	}
+		return f(ctx)
+	}))
 }
 
 // get returns a message: the last one of a subject, or with from the first one of subjects whose
