@@ -19,7 +19,8 @@ import (
 // the time since when each waits. An attempt that is refused while a waiter of this process watches
 // the key takes a place. A release removes the first place from the queue, reserves the lock for it
 // for a moment, so that no newcomer gets it, and tells only this place's process, on its own channel.
-// So a handoff costs the same however many wait.
+// So a handoff costs the same however many wait. Readers have places among writers: all who are first, up
+// to a writer, are let in together (lua/readers.lua).
 //
 // Only the order depends on the queue. A waiter that gets no message asks again after a while, as
 // without the queue. A place whose process has gone is skipped, and one whose process does not ask

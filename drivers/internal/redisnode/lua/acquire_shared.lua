@@ -28,7 +28,8 @@ if shared(v) then
     keep(latest())
     return {1, tonumber(string.sub(mine, #me + 1)), now}
   end
-  free = redis.call('ZREM', readers, NEXT .. place) == 1 or not waits()
+  -- Without its set a lock of readers is theirs to its end, whoever they are.
+  free = redis.call('ZREM', readers, NEXT .. place) == 1 or (v ~= MARKER or latest()) and not waits()
 elseif v then -- it may be kept for this one, or for one that came later, who then waits on
   local later, other = string.match(v, '^redlock1:next|(%d+)|(.*)$')
   free = other and (other == place or tonumber(later) > since)

@@ -19,7 +19,7 @@ end
 if quits ~= '' then
   redis.pcall('ZREM', queue, quits)
   if shared(v) then redis.call('ZREM', readers, NEXT .. quits) end
-  mine = mine or not v or shared(v) or string.match(v, '^redlock1:next|%d+|(.*)$') == quits
+  mine = mine or not v or shared(v) and (v ~= MARKER or latest()) or string.match(v, '^redlock1:next|%d+|(.*)$') == quits
 end
 if not mine then return 0 end
 if not shared(v) then redis.call('DEL', readers) end
