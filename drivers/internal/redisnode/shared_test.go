@@ -120,10 +120,12 @@ func (s *suite) sharedForeign(t *testing.T) {
 	if server.IsDeep() {
 		tries = 10_000
 	}
-	foreign := func() bool { return do(t, srv, "SET", theLock, "foreign", "NX", "PX", "60000") != nil }
+	foreign := func() bool { return do(t, srv, "SET", theLock, "foreign", "NX", "PX", "3600000") != nil }
 	var tried, overlapped atomic.Int64
 	var readers sync.WaitGroup
-	l := drivertest.Grant(t, b, s.reads(theLock)) // one of them always has it
+	long := s.reads(theLock)
+	long.TTL = time.Hour
+	l := drivertest.Grant(t, b, long) // one of them always has it
 	for range 3 {
 		readers.Go(func() {
 			for tried.Load() < int64(tries) {
