@@ -1,6 +1,7 @@
 package base
 
 import (
+	"cmp"
 	"context"
 	"sync"
 	"time"
@@ -9,6 +10,10 @@ import (
 // Sessions are the sessions of a backend with its servers. All locks of one class of TTLs share one.
 // S is the driver's session, which embeds a Session. The zero Sessions is ready.
 type Sessions[S interface{ Shared() *Session }] struct {
+	// Idle is how long a session without users is kept; zero means a minute. A lock and its release are
+	// then two requests.
+	Idle time.Duration
+
 	mu  sync.Mutex
 	all map[int]S // that new locks use, by their class
 }
@@ -22,10 +27,6 @@ type Session struct {
 
 // Shared returns s.
 func (s *Session) Shared() *Session { return s }
-
-// longestIdle is how long a session without users is renewed. A lock and its release are then two
-// requests.
-const longestIdle = time.Minute
 
 // Join returns the session of a class, and makes it if there is none. The caller calls Leave.
 func (p *Sessions[S]) Join(class int, make func() S) S {
@@ -67,12 +68,13 @@ func (p *Sessions[S]) current(s S) bool {
 	return ok && now.Shared() == s.Shared()
 }
 
-// unused retires a session that has had no users for long.
-func (p *Sessions[S]) unused(s S) bool {
+// Unused retires a session that has had no users for long, and reports whether it has none and is
+// retired.
+func (p *Sessions[S]) Unused(s S) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	current := p.current(s)
-	if s.Shared().users > 0 || current && time.Since(s.Shared().idle) < longestIdle {
+	if s.Shared().users > 0 || current && time.Since(s.Shared().idle) < cmp.Or(p.Idle, time.Minute) {
 		return false
 	}
 	if current {
@@ -86,7 +88,7 @@ func (p *Sessions[S]) unused(s S) bool {
 func (p *Sessions[S]) Run(ctx context.Context, s S, every time.Duration, gone <-chan struct{}, renew func(context.Context)) (used bool) {
 	tick := time.NewTicker(every)
 	defer tick.Stop()
-	for over := false; !over && !p.unused(s); {
+	for over := false; !over && !p.Unused(s); {
 		select {
 		case <-tick.C:
 			renew(ctx)

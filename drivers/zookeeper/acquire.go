@@ -79,9 +79,7 @@ func (a *attempt) try(ctx context.Context) error {
 // entry excludes it. Each entry changes the version of the container's data, which holds the largest
 // token. Of several concurrent attempts one succeeds, and the others look again.
 func (a *attempt) enter(ctx context.Context, wait bool) (err error) {
-	if a.s, err = a.b.session(a.req.TTL); err != nil {
-		return err
-	}
+	a.s = a.b.session(a.req.TTL)
 	if _, err = a.s.await(ctx); err != nil {
 		return err
 	}

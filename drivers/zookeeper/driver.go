@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/tls"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
@@ -85,14 +84,11 @@ type Backend struct {
 	password []byte // user:password; nil: none
 	acl      acl    // of what it makes
 	clock    clock
-	// longestIdle is how long a session without users is kept. Tests change it, and these.
-	longestIdle              time.Duration
+	sessions base.Sessions[*session] // by class
+	// Tests change these.
 	manyEntries, lastEntries int64
 
 	calls base.Calls
-
-	mu       sync.Mutex
-	sessions map[time.Duration]*session // by class
 }
 
 var (
@@ -113,20 +109,12 @@ func New(members []string, o *Options) (*Backend, error) {
 		opt.Path = strings.Trim(defaultPath, "/")
 	}
 	opt.Path = "/" + opt.Path + "/"
-	if opt.CallTimeout == 0 {
-		opt.CallTimeout = defaultCallTimeout
-	}
 	if opt.Recipe == "" {
 		opt.Recipe = "mutex"
-	}
-	if err := base.CheckPrefix(opt.Prefix); err != nil {
-		return nil, err
 	}
 	switch {
 	case len(members) == 0:
 		return nil, driver.Invalid("members", "are none")
-	case opt.CallTimeout < 10*time.Millisecond:
-		return nil, driver.Invalid("call_timeout", "must be at least 10ms")
 	case recipes[opt.Recipe] == recipe{}:
 		return nil, driver.Invalid("recipe", "must be one of mutex, readwrite")
 	case !validPath(opt.Path):
@@ -141,13 +129,14 @@ func New(members []string, o *Options) (*Backend, error) {
 			Features: driver.FeatureShared | driver.FeatureFencing | driver.FeatureQueueing | driver.FeatureOrdered,
 			MinTTL:   minTTL, MaxTTL: maxTTL,
 		},
-		acl: acl{"world", "anyone"}, longestIdle: longestIdle, manyEntries: manyEntries, lastEntries: lastEntries, clock: clock{looking: make(chan struct{}, 1)},
-		sessions: map[time.Duration]*session{},
+		acl: acl{"world", "anyone"}, manyEntries: manyEntries, lastEntries: lastEntries, clock: clock{looking: make(chan struct{}, 1)},
 	}
 	if opt.User != "" {
 		b.password, b.acl = []byte(opt.User+":"+opt.Password), acl{scheme: "auth"}
 	}
-	b.calls.Name, b.calls.Timeout = "zookeeper", opt.CallTimeout
+	if err := b.calls.Setup("zookeeper", opt.Prefix, &b.opt.CallTimeout); err != nil {
+		return nil, err
+	}
 	return b, nil
 }
 
@@ -176,34 +165,10 @@ func (b *Backend) Close() error {
 	return nil
 }
 
-// session joins a session for leases of this TTL, and returns it.
-func (b *Backend) session(ttl time.Duration) (*session, error) {
+// session joins a session for leases of this TTL. The caller calls leave.
+func (b *Backend) session(ttl time.Duration) *session {
 	class := classOf(ttl)
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if old := b.sessions[class]; old != nil {
-		if old.joinUsable() {
-			return old, nil
-		}
-		old.mu.Lock()
-		old.retired = true
-		old.mu.Unlock()
-	}
-	s := b.newSession(class)
-	if !b.calls.Go(s.run) {
-		return nil, driver.ErrClosed
-	}
-	b.sessions[class] = s
-	return s, nil
-}
-
-// forget removes a session that ends.
-func (b *Backend) forget(s *session) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.sessions[s.class] == s {
-		delete(b.sessions, s.class)
-	}
+	return b.sessions.Join(int(class), func() *session { return b.newSession(class) })
 }
 
 // bound returns a context for one attempt of a call.

@@ -21,7 +21,7 @@ func LeaseEnd(taken time.Time, touches []time.Time, sent time.Time, timeout, ttl
 }
 
 // SetLongestIdle sets how long a session without users is kept.
-func (b *Backend) SetLongestIdle(d time.Duration) { b.longestIdle = d }
+func (b *Backend) SetLongestIdle(d time.Duration) { b.sessions.Idle = d }
 
 // SetEntries sets after how many entries a container is made anew, and after how many it is refused.
 func (b *Backend) SetEntries(many, last int64) { b.manyEntries, b.lastEntries = many, last }
@@ -42,16 +42,14 @@ func Understood(op int32, body []byte) bool {
 // Definite reports whether this error of a server settles what a request did.
 func Definite(code int32) bool { return definite(serverError(code)) }
 
-// SetRequest sets the number of the last request on each connection.
+// SetRequest sets the number of the last request on the connection for leases of a minute.
 func (b *Backend) SetRequest(number int32) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for _, s := range b.sessions {
-		s.mu.Lock()
-		l := s.link
-		s.mu.Unlock()
-		l.mu.Lock()
-		l.number = number
-		l.mu.Unlock()
-	}
+	s := b.session(time.Minute)
+	defer s.leave()
+	s.mu.Lock()
+	l := s.link
+	s.mu.Unlock()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.number = number
 }

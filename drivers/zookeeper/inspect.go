@@ -22,10 +22,7 @@ const inspectionTTL = 10 * time.Second
 // inspect calls f with a session, and translates its error.
 func (b *Backend) inspect(ctx context.Context, f func(context.Context, *session) error) error {
 	return b.calls.Do(ctx, b.opt.CallTimeout, func(call *base.Call) error {
-		s, err := b.session(inspectionTTL)
-		if err != nil {
-			return err
-		}
+		s := b.session(inspectionTTL)
 		defer s.leave()
 		return b.failed(call, s, f(call, s))
 	})

@@ -10,11 +10,13 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/base"
 )
 
 // A session is one ZooKeeper session, with a timeout for leases of one TTL. One connection at a time
 // serves it. When the servers end it, another session replaces it.
 type session struct {
+	base.Session
 	b     *Backend
 	class time.Duration // the class of its leases' TTLs
 	lost  chan struct{} // closed when it has expired, or must have
@@ -33,16 +35,11 @@ type session struct {
 	reason  string        // why the last connection failed
 	proven  time.Time
 	touches []time.Time
-	users   int                      // attempts and leases
-	idle    time.Time                // since when it has no users
-	retired bool                     // another session has taken its place
 	watches map[string]chan struct{} // by node; closed when it is deleted or changes
 }
 
-// How long a session without users is kept, and the longest times between two requests that check
-// the server, and between two connections.
+// The longest times between two requests that check the server, and between two connections.
 const (
-	longestIdle  = time.Minute
 	longestTouch = time.Second
 	longestPause = 300 * time.Millisecond
 )
@@ -64,19 +61,21 @@ func classOf(ttl time.Duration) time.Duration {
 	return (ttl + step - 1) / step * step
 }
 
-// newSession makes a session, with one user.
+// newSession begins a session.
 func (b *Backend) newSession(class time.Duration) *session {
 	s := &session{
 		b: b, class: class, lost: make(chan struct{}),
-		changed: make(chan struct{}), since: time.Now(), users: 1, watches: map[string]chan struct{}{},
+		changed: make(chan struct{}), since: time.Now(), watches: map[string]chan struct{}{},
 	}
 	s.ctx, s.stop = context.WithCancel(context.Background())
+	if !b.calls.Go(s.run) {
+		s.dead = driver.ErrClosed
+	}
 	return s
 }
 
 // run connects to one server after another, and ends the session when it has no users, or with ctx.
 func (s *session) run(ctx context.Context) {
-	defer s.b.forget(s)
 	defer context.AfterFunc(ctx, func() { s.die(driver.ErrClosed) })()
 	tick := time.NewTicker(min(s.class/10, longestTouch))
 	defer tick.Stop()
@@ -126,10 +125,7 @@ func (s *session) serve(l *link, tick <-chan time.Time) {
 			return
 		}
 	}
-	s.mu.Lock()
-	unused := s.users == 0
-	s.mu.Unlock()
-	if unused { // the servers need not wait for its end
+	if s.b.sessions.Unused(s) { // the servers need not wait for its end
 		if c, err := l.send(request{op: opClose}); err == nil {
 			select {
 			case <-c.done:
@@ -142,16 +138,23 @@ func (s *session) serve(l *link, tick <-chan time.Time) {
 }
 
 // alive reports whether the session goes on. It ends one that nobody uses, or that no server took up
-// for longer than it can last.
+// for longer than it can last. Before that, when all servers may have forgotten it, it is no longer
+// used for other locks.
 func (s *session) alive() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	now := time.Now()
+	alone := time.Duration(0)
+	if s.link == nil && s.id != 0 {
+		alone = time.Since(s.since)
+	}
+	if alone > 2*s.b.opt.CallTimeout {
+		s.b.sessions.Retire(s)
+	}
 	switch {
 	case s.dead != nil:
-	case s.link == nil && s.id != 0 && now.Sub(s.since) > 2*s.timeout+10*s.b.opt.CallTimeout:
+	case alone > 2*s.timeout+10*s.b.opt.CallTimeout:
 		s.setDead(errExpired)
-	case s.users == 0 && (s.retired || now.Sub(s.idle) > s.b.longestIdle):
+	case s.b.sessions.Unused(s):
 		s.setDead(errUnused)
 	}
 	return s.dead == nil
@@ -169,7 +172,7 @@ func (s *session) attach(l *link) {
 // detach notes that no server serves it.
 func (s *session) detach(why error) {
 	s.mu.Lock()
-	tell := s.dead == nil && s.users > 0
+	tell := s.dead == nil
 	s.link, s.since, s.reason = nil, time.Now(), why.Error()
 	s.fireAll()
 	s.change()
@@ -197,6 +200,7 @@ func (s *session) die(why error) {
 // setDead is called under s.mu.
 func (s *session) setDead(why error) {
 	s.dead = why
+	s.b.sessions.Retire(s)
 	if errors.Is(why, errExpired) { // by then its leases have ended
 		close(s.lost)
 	}
@@ -246,26 +250,8 @@ func (s *session) fireAll() {
 	clear(s.watches)
 }
 
-// joinUsable counts a user of the session. It reports false, and does nothing, if the session is
-// over, or has had no server for so long that all servers may have forgotten it.
-func (s *session) joinUsable() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.dead != nil || s.link == nil && s.id != 0 && time.Since(s.since) >= 2*s.b.opt.CallTimeout {
-		return false
-	}
-	s.users++
-	return true
-}
-
-// leave ends what newSession or joinUsable began.
-func (s *session) leave() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.users--; s.users == 0 {
-		s.idle = time.Now()
-	}
-}
+// leave ends what Backend.session began.
+func (s *session) leave() { s.b.sessions.Leave(s) }
 
 // over returns why the session can no longer be used.
 func (s *session) over() error {
