@@ -15,6 +15,7 @@ import (
 
 // JetStream's errors that have no name in its client.
 const (
+	codeUnavailable     jetstream.ErrorCode = 10008
 	codeNoPeers         jetstream.ErrorCode = 10005
 	codeNoResources     jetstream.ErrorCode = 10023
 	codeStorageFull     jetstream.ErrorCode = 10047
@@ -40,7 +41,9 @@ func noEffect(err error) bool {
 
 // leaderless reports whether no server took the request.
 func leaderless(err error) bool {
-	return errors.Is(err, nats.ErrNoResponders) || errors.Is(err, jetstream.ErrNoStreamResponse)
+	var answer *jetstream.APIError
+	return errors.Is(err, nats.ErrNoResponders) || errors.Is(err, jetstream.ErrNoStreamResponse) ||
+		errors.As(err, &answer) && answer.ErrorCode == codeUnavailable
 }
 
 // explain returns the error of this driver for one of the client's.
