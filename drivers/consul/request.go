@@ -119,7 +119,11 @@ func unsent(err error) bool {
 func (b *Backend) request(ctx context.Context, f func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, b.opt.CallTimeout)
 	defer cancel()
-	return base.Again(ctx, unsent, func(ctx context.Context) error { return explain(f(ctx)) })
+	err := base.Again(ctx, unsent, func(ctx context.Context) error { return explain(f(ctx)) })
+	if inDoubt(err) { // the connection ended: whoever asks again at once finds that again
+		base.Pause(ctx, 100*time.Millisecond)
+	}
+	return err
 }
 
 // explain returns the error of this driver for what the server or the client said.
