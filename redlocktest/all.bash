@@ -7,7 +7,8 @@ export GOFLAGS="${GOFLAGS:+$GOFLAGS }-trimpath" # a checkout in another folder c
 
 usage() {
 	cat <<'END'
-usage: redlocktest/all.bash [--install] [--checks | --deep] [--help] [FLAG or PACKAGE of go test...]
+usage: redlocktest/all.bash [--install] [--static | --sample | --deep] [--help]
+                            [FLAG or PACKAGE of go test...]
 
 Runs the tests of all modules once (but for the benchmark and the record of other
 libraries), against real servers if they are installed. The end of the output says what
@@ -17,11 +18,11 @@ if everything passed; nothing is run again.
   --install  first install the programs that are missing, with apt (and sudo) or brew.
              No service is started, and no apt source is changed. Without it the tests
              that need these programs are skipped; if CI is set they fail.
-  --checks   instead of the tests: the format, vet for Linux, macOS and Windows, lint,
-             the API beside the last release, then short tests with the race detector
-             where goroutines meet, and three minutes of the deep depth, chosen by the
-             hash of the commit.
-  --deep     the checks, known vulnerabilities, a trial of a release as its users would
+  --static   instead of the tests: the format, vet for the other systems of Linux, macOS and
+             Windows, lint, and the API beside the last release.
+  --sample   instead of the tests: short tests with the race detector where goroutines meet,
+             and three minutes of the deep depth, chosen by the hash of the commit.
+  --deep     the static checks, known vulnerabilities, a trial of a release as its users would
              make it, all tests with the race detector and with what searches, repeats or
              measures at length, mutants of the scripts, and fuzzing. It takes hours.
 
@@ -89,7 +90,7 @@ go_module() { cd "$1" && tested $test -exec="$measured" -p=1 "${@:2}" >"$(mktemp
 # ones, four at a time (in an order in which the drivers, which take longest, are not the last).
 # Several packages run at once, since they wait more than they compute; the one that takes longest
 # begins first.
-test="go test -json -timeout=${DEEP_TIMEOUT:-20m}"
+test="go test -json -vet=off -timeout=${DEEP_TIMEOUT:-20m}" # lint has the rules of vet
 measured="\"$BASH\" \"$PWD/${BASH_SOURCE[0]}\" --measured"
 case ${BASH_SOURCE[0]} in /*) measured="\"$BASH\" \"${BASH_SOURCE[0]}\" --measured" ;; esac
 go_test() {
@@ -171,7 +172,7 @@ main() {
 	for arg in "$@"; do
 		case $arg in
 		--install) install=yes ;;
-		--checks | --deep) depth=$arg ;;
+		--static | --sample | --deep) depth=$arg ;;
 		--help | -h) usage; return 0 ;;
 		--*) say "all.bash: unknown option $arg" >&2; usage >&2; return 2 ;;
 		-*) flags+=("$arg") ;;
@@ -186,25 +187,32 @@ main() {
 	trap 'exit 143' TERM
 	lack=$(missing program)
 	[ -z "$lack" ] || [ -z "$install" ] || try "install $lack" install
-	try "programs" no_program_is_missing
+	[ "$depth" = --static ] || try "programs" no_program_is_missing
 	if [ ${#packages[@]} = 0 ]; then
 		packages=(./...)
 		where=$(modules)
 		[ "$depth" = --deep ] || where=$(say "$where" | grep -vx ./benchmark) # it measures
 	fi
-	[ "$depth" = tests ] || run_checks "$depth"
+	case $depth in
+	--static | --deep) run_static ;;
+	--sample) run_sample ;;
+	esac
 	if [ "$depth" = --deep ]; then
+		try "vulnerabilities" in_modules vulnerabilities
+		try "release" redlocktest/release.bash
 		export REDLOCK_DEEP=1 DEEP_TIMEOUT=6h
 		case $lack in *cc*) ;; *) flags+=(-race) ;; esac
 	fi
 	echo 0 >"$scratch/failed"
 	mkdir "$scratch/t" && chmod 755 "$scratch" && export TMPDIR=$scratch/t # a short name: sockets have 108 bytes
-	[ "$depth" = --checks ] || try "test" tests "$where" ${flags[@]+"${flags[@]}"} "${packages[@]}"
+	case $depth in
+	tests | --deep) try "test" tests "$where" ${flags[@]+"${flags[@]}"} "${packages[@]}" ;;
+	esac
 	[ "$depth" != --deep ] || run_deep
 	[ -n "$failed" ] || try "temporary files" nothing_left
 	case ", $failed, " in *", test, "*) fails=$((fails - 1)) ;; esac
 	passed=$(count pass)
-	[ "$depth" != --checks ] || passed=$((tried - fails))
+	case $depth in --static | --sample) passed=$((tried - fails)) ;; esac
 	printf '\n== result\n'
 	skipped
 	cost
