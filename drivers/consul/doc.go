@@ -50,8 +50,9 @@
 // A renewal counts only if the leader has renewed the session, and a leader that a majority has just
 // confirmed says that the lock is this lease's. A leader that was replaced cannot extend a lease beyond
 // the session: its successor gives each session two TTLs from its election. Reads on which a verdict
-// rests are "consistent". An operator, or the end of the session, takes a lock from its holder, which
-// learns of it at its next renewal.
+// rests are "consistent", also the one by which a session has ended: a leader that was just elected may
+// not know it yet. An operator, or the end of the session, takes a lock from its holder, which learns of
+// it at its next renewal.
 //
 // # Waiting
 //

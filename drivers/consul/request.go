@@ -128,7 +128,7 @@ func (b *Backend) request(ctx context.Context, f func(context.Context) error) er
 
 // explain returns the error of this driver for what the server or the client said.
 func explain(err error) error {
-	if err == nil || errors.Is(err, errNoSession) {
+	if err == nil || errors.Is(err, errNoSession) || errors.Is(err, errNoLeader) {
 		return err
 	}
 	text := strings.Join(strings.Fields(err.Error()), " ")

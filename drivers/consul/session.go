@@ -93,16 +93,21 @@ func (s *session) extend(ctx context.Context) error {
 			return nil
 		}
 		e, _, err := s.b.client.Session().Renew(s.id, opt)
-		switch {
-		case err != nil:
-			return err
-		case e == nil:
-			s.retire()
-			close(s.gone)
-			return errNoSession
+		if err == nil && e == nil { // a leader that was just elected may not know it yet
+			e, _, err = s.b.client.Session().Info(s.id, (&api.QueryOptions{RequireConsistent: true}).WithContext(ctx))
+			switch {
+			case err == nil && e != nil:
+				return errNoLeader
+			case err == nil:
+				s.retire()
+				close(s.gone)
+				return errNoSession
+			}
 		}
-		s.start.Store(&start)
-		return nil
+		if err == nil {
+			s.start.Store(&start)
+		}
+		return err
 	})
 }
 
