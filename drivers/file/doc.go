@@ -1,9 +1,8 @@
 // Package file locks between the processes of one machine, with files and flock(2),
 // and needs no server. The kernel frees a lock when its holder dies, however it dies.
 //
-//	file:                          the user's own state folder
-//	file:///var/lock/app           a folder; on Windows file:///C:/locks
-//	file:///var/lock/app?mode=0660 a folder that is shared with its group
+//	file:                  the user's own state folder
+//	file:///var/lock/app   a folder; on Windows file:///C:/locks
 //
 // # Sessions
 //
@@ -54,12 +53,12 @@
 // folder is made with mode 0700. It is refused if it belongs to another user, is writable by
 // others, or is a symbolic link.
 //
-// A folder that you name is used as it is. If it does not exist it is made for this user alone,
-// unless the parameter mode says otherwise. Users who may write in the folder share its locks:
-// files get mode 0600, 0660 or 0666, depending on who may write in the folder, or the mode in
-// the parameter. Give a shared folder the sticky bit (chmod 1777, or 3770 for a group), so that
-// no user removes another user's files. Any user who shares a lock can hold it for ever, so
-// share only with users you trust.
+// A folder that you name is used as it is. If it does not exist it is made for this user alone.
+// Users who may write in the folder share its locks: files get mode 0600, 0660 or 0666, depending
+// on who may write in the folder, and whatever the umask is. To share locks make the folder first,
+// with the sticky bit, so that no user removes another user's files: mkdir -m 3770 for a group, or
+// mkdir -m 1777 for all. Any user who shares a lock can hold it for ever, so share only with users
+// you trust.
 //
 // A file is refused if it is a symbolic link, has a second name, or belongs to another user in
 // a folder that is not shared.

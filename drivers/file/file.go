@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -35,28 +34,18 @@ func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 	return New(o)
 }
 
-// parse reads file:, file:/folder and file:///folder, and the parameter mode.
+// parse reads file:, file:/folder and file:///folder. There are no parameters.
 func parse(rawURL string) (*Options, error) {
 	rest, ok := strings.CutPrefix(rawURL, "file:")
 	if !ok {
 		return nil, driver.Invalid("URL", "must be file: or file:///folder")
 	}
 	path, query, _ := strings.Cut(rest, "?")
-	p := dsn.Query(query)
-	mode, given := p.String("mode", ""), p.Has("mode")
-	if err := p.Err(); err != nil {
+	if err := dsn.Query(query).Err(); err != nil {
 		return nil, err
 	}
-	o := &Options{}
-	if given {
-		bits, err := strconv.ParseUint(mode, 8, 32)
-		if err != nil || bits == 0 {
-			return nil, driver.Invalid(`parameter "mode"`, "must be octal, such as 0600, 0660 or 0666")
-		}
-		o.Mode = fs.FileMode(bits)
-	}
 	if path == "" {
-		return o, nil
+		return &Options{}, nil
 	}
 	fragment := strings.Contains(path, "#")
 	path, err := url.PathUnescape(strings.TrimPrefix(path, "//"))
@@ -67,8 +56,7 @@ func parse(rawURL string) (*Options, error) {
 	case !absolute:
 		return nil, driver.Invalid("URL", "names no absolute folder: it must be file:///folder, with three slashes (file:///C:/folder on Windows), or file: alone")
 	}
-	o.Folder = filepath.FromSlash(local)
-	return o, nil
+	return &Options{Folder: filepath.FromSlash(local)}, nil
 }
 
 // Options are the settings of New. The zero Options are those of "file:".
@@ -76,10 +64,6 @@ type Options struct {
 	// Folder is where the lock files are, an absolute path; empty: the user's own
 	// state folder.
 	Folder string
-	// Mode is the mode of new files: 0600 for one user, 0660 for the folder's group, 0666 for
-	// all. Zero follows the folder: users who may write in it share its locks. Only a Folder
-	// that you name can be shared.
-	Mode fs.FileMode
 	// Prefix goes before every key.
 	Prefix string
 	_      struct{}
@@ -112,13 +96,8 @@ func New(o *Options) (*Backend, error) {
 	if o == nil {
 		o = &Options{}
 	}
-	f := folder{path: o.Folder, mode: o.Mode}
-	switch {
-	case o.Mode != 0 && !validMode(o.Mode):
-		return nil, driver.Invalid("mode", "must be 0600, 0660, 0606 or 0666, not %#o: all users of a lock read and write its files", uint32(o.Mode))
-	case o.Folder == "" && o.Mode&0o077 != 0:
-		return nil, driver.Invalid("mode", "%#o needs a folder of its own, file:///folder: the default one is private to its user", uint32(o.Mode))
-	case o.Folder == "":
+	f := folder{path: o.Folder}
+	if o.Folder == "" {
 		f.path, f.fallback = defaultFolder(runtime.GOOS, os.Getenv, os.Geteuid())
 		f.private = true
 	}
@@ -131,10 +110,6 @@ func New(o *Options) (*Backend, error) {
 		leases: map[*Lease]struct{}{},
 	}
 	return b, nil
-}
-
-func validMode(m fs.FileMode) bool {
-	return m == 0o600 || m == 0o660 || m == 0o606 || m == 0o666
 }
 
 // Info describes the backend. It has no TTL.

@@ -19,9 +19,8 @@ import (
 // folder says where the lock files are, and what the folder must be like.
 type folder struct {
 	path     string
-	mode     fs.FileMode // of new files; zero: derived from the folder's own
-	private  bool        // the default folder: only for its user
-	fallback bool        // the default folder without a home
+	private  bool // the default folder: only for its user
+	fallback bool // the default folder without a home
 }
 
 // place is a folder after its examination: it is safe for this user.
@@ -69,7 +68,7 @@ func (f *folder) visit() (*place, error) {
 	if err != nil {
 		return nil, f.unusable(err)
 	}
-	p := &place{path: f.path, mode: f.mode, id: identify(fi)}
+	p := &place{path: f.path, mode: 0o600, id: identify(fi)}
 	perm := fi.Mode().Perm()
 	switch {
 	case !fi.IsDir():
@@ -79,27 +78,19 @@ func (f *folder) visit() (*place, error) {
 	case f.private && p.id.known && perm&0o022 != 0:
 		return nil, refuse("%s can be written by others (mode %#o): chmod 700 it, or name a folder that is meant to be shared (file:///folder)", f.path, uint32(perm))
 	}
+	// All users who may write in the folder can share its files.
 	p.shared = p.id.known && perm&0o022 != 0
-	if p.mode == 0 {
-		p.mode = defaultMode(perm)
+	if perm&0o020 != 0 {
+		p.mode |= 0o060
+	}
+	if perm&0o002 != 0 {
+		p.mode |= 0o006
 	}
 	return p, nil
 }
 
 func (f *folder) unusable(err error) error {
 	return &driver.RefusedError{Reason: "file: the folder " + f.path + " cannot be used: name another (file:///folder)", Err: err}
-}
-
-// defaultMode returns the mode of files that all users who may write in the folder can share.
-func defaultMode(perm fs.FileMode) fs.FileMode {
-	mode := fs.FileMode(0o600)
-	if perm&0o020 != 0 {
-		mode |= 0o060
-	}
-	if perm&0o002 != 0 {
-		mode |= 0o006
-	}
-	return mode
 }
 
 // stat follows a symbolic link only if the user named the folder.
@@ -110,31 +101,19 @@ func (f *folder) stat() (fs.FileInfo, error) {
 	return os.Stat(f.path)
 }
 
-// make makes the folder, with rights for the users that share its files.
+// make makes the folder, for its user alone.
 func (f *folder) make() error {
-	parents, mode := fs.FileMode(0o755), fs.FileMode(0o700)
+	parents := fs.FileMode(0o755)
 	if f.private {
 		parents = 0o700
-	}
-	if f.mode&0o060 != 0 {
-		mode |= 0o070 | fs.ModeSetgid
-	}
-	if f.mode&0o006 != 0 {
-		mode |= 0o007 | fs.ModeSticky
 	}
 	if err := os.MkdirAll(filepath.Dir(f.path), parents); err != nil {
 		return err
 	}
-	if err := os.Mkdir(f.path, mode.Perm()); err != nil {
-		if errors.Is(err, fs.ErrExist) {
-			return nil
-		}
+	if err := os.Mkdir(f.path, 0o700); !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	if mode == 0o700 {
-		return nil
-	}
-	return os.Chmod(f.path, mode) // regardless of the umask
+	return nil
 }
 
 // open opens a file of the folder, and makes it if flag is os.O_RDWR. It refuses symbolic
@@ -232,7 +211,7 @@ func refused(err error, path string) error {
 			RetryAfter: time.Second, Err: err,
 		}
 	case errors.Is(err, fs.ErrPermission):
-		what = "this user may not use " + path + ": name a folder of its own (file:///folder), or share this one (file:///folder?mode=0660)"
+		what = "this user may not use " + path + ": name a folder of its own (file:///folder), or one that is made to be shared (mkdir -m 3770)"
 	case errors.Is(err, errors.ErrUnsupported):
 		what = "the file system of " + path + " has no file locks: name a folder on a local disk (file:///folder)"
 	case errors.Is(err, errReadOnly):
