@@ -561,6 +561,12 @@ var memoryBugs = []bug{
 			return l.Lease.Release(ctx)
 		}
 	}},
+	{name: "a reader that ended is renewed as long as others read", want: "expiry/reader", rule: "driver.Lease.Renew", says: "after its end", plant: afterRenew(func(ctx context.Context, b *broken, l *brokenLease, r *driver.Renewal, g driver.Grant, err error) (driver.Grant, error) {
+		if s, _ := b.Lookup(ctx, l.sent.Key); errors.Is(err, driver.ErrLost) && l.sent.Mode == driver.Shared && s.Mode == driver.Shared {
+			return l.grantUntil(r.TTL), nil
+		}
+		return g, err
+	})},
 	{name: "a reader that releases beside others keeps the key until its TTL", want: "expiry/readers-shorten", rule: "rule 3 | driver.Lease.Renew", plant: onRelease(func(ctx context.Context, b *broken, l *brokenLease) error {
 		if s, _ := b.Lookup(ctx, l.sent.Key); s != nil && len(s.Holders) > 1 {
 			return nil

@@ -50,7 +50,8 @@ func sharedMany(r *run) {
 }
 
 // readerExpires checks that a reader that is left to its TTL ends by itself, whether it came before
-// or after a reader that stays, and that the other stays.
+// or after a reader that stays, that the other stays, and that the one that ended is not revived beside
+// the other.
 func readerExpires(r *run) {
 	a, b := r.pair()
 	r.together(2, func(i int) {
@@ -67,8 +68,11 @@ func readerExpires(r *run) {
 			r.pass("a grant of %s has no end to wait for", r.info.Name)
 		}
 		t := old.last()
-		for end := t.received.Add(r.kept(t) + t.ttl/2); time.Now().Before(end) && r.pause(t.ttl/8); {
+		for end := t.received.Add(r.kept(t) + t.ttl/2 + 100*time.Millisecond); time.Now().Before(end) && r.pause(t.ttl/8); {
 			r.keepsOut(a, key, stays)
+		}
+		if r.renewEnded(old) == granted {
+			r.suspect(renewing, "a reader of %v was renewed %v after its end, beside another reader", t.ttl, time.Since(t.received.Add(t.ttl)).Round(time.Millisecond))
 		}
 		r.renew(stays, driver.Renewal{})
 		r.release(stays)
