@@ -50,7 +50,7 @@ func TestDependencyRules(t *testing.T) {
 		"drivers/valkeygo":   append(base, dsn, redisnode, lua, memory, names, redisurl, resp, async, valkey, "golang.org/x/sys"),
 		lua:                  {"driver"},
 		memory:               {"driver", lua},
-		names:                {"driver"},
+		names:                {"driver", "driver/base"},
 		redisurl:             {"driver", dsn},
 		resp:                 {},
 		"drivers/postgres":   append(append(base, pgxDeps...), dsn, "driver/base", "dlock/fence", fencesql, "github.com/jackc/puddle/v2", rooms+"wire", rooms+"verdict", rooms+"advisory"),

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
@@ -16,6 +17,25 @@ func CheckPrefix(prefix string) error {
 		return driver.Invalid("prefix", "has %d bytes, and leaves none of the %d for keys", len(prefix), driver.MaxKey)
 	}
 	return nil
+}
+
+// Ranged returns the owner under which a backend stores a grant of so many tokens.
+func Ranged(owner string, tokens uint32) string {
+	if tokens <= 1 {
+		return owner
+	}
+	return owner + "+" + strconv.FormatUint(uint64(tokens), 10)
+}
+
+// Unranged is the inverse of Ranged. One token is zero tokens.
+func Unranged(stored string) (owner string, tokens uint32) {
+	if i := strings.LastIndexByte(stored, '+'); i > 0 {
+		n, err := strconv.ParseUint(stored[i+1:], 10, 32)
+		if owner := stored[:i]; err == nil && n <= driver.MaxTokens && Ranged(owner, uint32(n)) == stored {
+			return owner, uint32(n)
+		}
+	}
+	return stored, 0
 }
 
 // An Entry is one place in a server's queue for a key: a holder, or a waiter.

@@ -17,7 +17,7 @@ import (
 	"github.com/redlock-go/redlock/driver/dsn"
 )
 
-const features = driver.FeatureShared | driver.FeatureFencing | driver.FeatureSession
+const features = driver.FeatureShared | driver.FeatureFencing | driver.FeatureSession | driver.FeatureTokens
 
 // Driver opens backends by URL. It has no state.
 type Driver struct{}
@@ -292,12 +292,12 @@ func (l *lock) free() {
 // grant gives the holder of l its token, and writes its name into the lock file.
 func (b *Backend) grant(p *place, n paths, gate, l *lock, req *driver.Request) (*Lease, error) {
 	now := time.Now()
-	fence, err := issue(gate.text(), b.boot, req.FenceFloor, now)
+	fence, err := issue(gate.text(), b.boot, req.FenceFloor, uint64(max(req.Tokens, 1)), now)
 	if err != nil {
 		return nil, err
 	}
 	r := &record{
-		fence: fence, limit: fence, held: true, mode: req.Mode, since: now.UnixMicro(), pid: os.Getpid(),
+		seq: uint64(req.Tokens), fence: fence, limit: fence, held: true, mode: req.Mode, since: now.UnixMicro(), pid: os.Getpid(),
 		boot: b.boot, owner: req.Owner, key: b.prefix + req.Key,
 	}
 	if err := write(l.text(), 0, r); err != nil {
@@ -305,7 +305,7 @@ func (b *Backend) grant(p *place, n paths, gate, l *lock, req *driver.Request) (
 	}
 	lost := make(chan struct{})
 	return &Lease{backend: b, place: p, paths: n, lock: l, record: r, lost: lost, grant: driver.Grant{
-		Fence: fence, Clock: now.Round(0), Server: b.boot, Lost: lost,
+		Fence: fence, Tokens: req.Tokens, Clock: now.Round(0), Server: b.boot, Lost: lost,
 	}}, nil
 }
 

@@ -97,7 +97,7 @@ func given(t *testing.T, d *disk) {
 		last = r.fence
 	}
 	for i := range 8 {
-		fence, err := issue(d, []string{"b", "b", "b", "c", ""}[i%5], 0, time.UnixMicro(0))
+		fence, err := issue(d, []string{"b", "b", "b", "c", ""}[i%5], 0, 1, time.UnixMicro(0))
 		switch {
 		case err != nil && !errors.Is(refused(err, "k.state"), driver.ErrRefused):
 			t.Errorf("issue: %v", err)

@@ -104,7 +104,7 @@ func (b *Backend) look(ctx context.Context, p *place, n paths) (string, *driver.
 		s.Mode = mode
 		h := driver.Holder{}
 		if r.held && r.mode == mode {
-			h = driver.Holder{Owner: r.owner, Fence: r.fence, Since: time.UnixMicro(r.since), Address: "pid " + strconv.Itoa(r.pid)}
+			h = driver.Holder{Owner: r.owner, Fence: r.fence, Tokens: uint32(r.seq), Since: time.UnixMicro(r.since), Address: "pid " + strconv.Itoa(r.pid)}
 		}
 		s.Holders = []driver.Holder{h}
 	}

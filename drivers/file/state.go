@@ -35,7 +35,7 @@ const (
 
 // record is one of a counter, or the holder in a lock file.
 type record struct {
-	seq       uint64 // the later record has the larger one
+	seq       uint64 // the later record of a counter has the larger one; a holder has how many tokens it asked for
 	fence     uint64 // the largest token given
 	limit     uint64 // no larger token was given
 	confirmed bool   // the other record has the limit on the disk
@@ -184,18 +184,18 @@ func (p *pair) spare() int {
 	return p.at()
 }
 
-// issue draws the next token and returns it. Only one issue may run on a counter at a time.
-func issue(f storage, boot string, floor uint64, now time.Time) (uint64, error) {
+// issue draws the next n tokens and returns the last. Only one issue may run on a counter at a time.
+func issue(f storage, boot string, floor, n uint64, now time.Time) (uint64, error) {
 	p := read(f)
 	counter, err := p.counter(boot)
 	switch {
 	case err != nil:
 		return 0, err
-	case counter >= driver.MaxFence:
+	case counter+n > driver.MaxFence:
 		return 0, errEnd
 	}
 	last := p.latest()
-	r := &record{seq: last.seq + 1, fence: driver.NextFence(counter, floor, now), boot: boot}
+	r := &record{seq: last.seq + 1, fence: driver.NextFence(counter+n-1, floor, now), boot: boot}
 	if p.whole() && last.confirmed && last.boot == boot && boot != "" && r.fence <= last.limit {
 		r.limit, r.confirmed = last.limit, true
 		return r.fence, write(f, p.spare(), r)

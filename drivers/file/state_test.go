@@ -140,7 +140,7 @@ func TestTokensRiseThroughCrashesPowerLossesAndABackwardClock(t *testing.T) {
 			if rng.IntN(4) == 0 {
 				d.left = rng.IntN(4)
 			}
-			fence, err := issue(d, boot, 0, now)
+			fence, err := issue(d, boot, 0, 1, now)
 			switch {
 			case err == nil:
 				if fence <= last {
@@ -174,7 +174,7 @@ func TestLosingOneRecordNeverLowersATokenLosingBothIsRefused(t *testing.T) {
 	now := time.Now()
 	past := now.Add(-24 * time.Hour) // the clock does not help
 	give := func(d *disk, at time.Time) (uint64, error) {
-		return issue(d, "b", 0, at)
+		return issue(d, "b", 0, 1, at)
 	}
 	for grants := 1; grants < 6; grants++ {
 		for lost := range 2 {
@@ -213,12 +213,12 @@ func TestACounterBeginsAboveItsLimit(t *testing.T) {
 	ahead := uint64(now.Add(time.Hour).UnixMicro())
 	must(t, beginAt(d, ahead))
 	for i := range uint64(3) {
-		if fence, err := issue(d, "b", 0, now); err != nil || fence != ahead+1+i {
+		if fence, err := issue(d, "b", 0, 1, now); err != nil || fence != ahead+1+i {
 			t.Errorf("token %d, %v", fence, err)
 		}
 	}
 	d.powerLoss()
-	if fence, err := issue(d, "after a restart", 0, now); err != nil || fence <= ahead+3 {
+	if fence, err := issue(d, "after a restart", 0, 1, now); err != nil || fence <= ahead+3 {
 		t.Errorf("token %d after a restart, %v", fence, err)
 	}
 }
@@ -227,17 +227,17 @@ func TestOnlyANewLimitWaitsForTheDisk(t *testing.T) {
 	d := &countingDisk{disk: *newDisk()}
 	now := time.Now()
 	for i := range 1000 {
-		if _, err := issue(d, "b", 0, now.Add(time.Duration(i)*10*time.Millisecond)); err != nil {
+		if _, err := issue(d, "b", 0, 1, now.Add(time.Duration(i)*10*time.Millisecond)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if d.syncs != 1 {
 		t.Errorf("%d syncs in the ten seconds of one limit, want 1", d.syncs)
 	}
-	if _, err := issue(d, "b", 0, now.Add(11*time.Second)); err != nil || d.syncs != 2 {
+	if _, err := issue(d, "b", 0, 1, now.Add(11*time.Second)); err != nil || d.syncs != 2 {
 		t.Errorf("%d syncs after it, want 2; %v", d.syncs, err)
 	}
-	if _, err := issue(d, "after a restart", 0, now); err != nil || d.syncs != 3 {
+	if _, err := issue(d, "after a restart", 0, 1, now); err != nil || d.syncs != 3 {
 		t.Errorf("%d syncs after a restart, want 3; %v", d.syncs, err)
 	}
 }
@@ -257,7 +257,7 @@ func TestAnotherLayoutIsRefused(t *testing.T) {
 	r := record{seq: 1, fence: 9, boot: "b", owner: "o/1", key: "k"}
 	line := strings.Replace(string(r.encode()[:len(r.encode())-len(" crc=00000000\n")]), layout, "dlock3", 1)
 	copy(d.cache[:], fmt.Sprintf("%s crc=%08x\n", line, crc32.ChecksumIEEE([]byte(line))))
-	_, err := issue(d, "b", 0, time.Now())
+	_, err := issue(d, "b", 0, 1, time.Now())
 	if !errors.Is(refused(err, "gate"), driver.ErrRefused) || !strings.Contains(refused(err, "gate").Error(), "newer release") {
 		t.Errorf("got %v, want a refusal", refused(err, "gate"))
 	}

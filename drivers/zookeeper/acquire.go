@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/base"
 )
 
 // An attempt is one call of Acquire.
@@ -95,16 +96,17 @@ func (a *attempt) enter(ctx context.Context, wait bool) (err error) {
 		return err
 	}
 	for {
-		if known.token >= driver.MaxFence {
+		last := known.token + uint64(max(a.req.Tokens, 1)) - 1 // below the last token
+		if last >= driver.MaxFence {
 			return errEnd
 		}
-		a.fence = driver.NextFence(known.token, a.req.FenceFloor, a.b.clock.now())
+		a.fence = driver.NextFence(last, a.req.FenceFloor, a.b.clock.now())
 		sent := time.Now()
 		a.doubt = true
 		a.container = known.container
 		made, err := a.s.ask(ctx, multi(
 			set(a.dir, counterValue(a.fence), known.version),
-			create(opCreate, a.dir+"/"+a.name, entryValue(a.fence, a.req.Owner), a.b.acl, ephemeral|sequential),
+			create(opCreate, a.dir+"/"+a.name, entryValue(a.fence, base.Ranged(a.req.Owner, a.req.Tokens)), a.b.acl, ephemeral|sequential),
 		))
 		if err == nil && (made.stat.made == 0 || made.node == "") {
 			return errHostile
@@ -228,7 +230,7 @@ func (a *attempt) held(ctx context.Context, first *entry) error {
 
 // heldBy returns the verdict that names the owner of an entry.
 func heldBy(e *entry, got answer) *driver.HeldError {
-	owner, _ := parseEntry(e.name, got.data, got.stat.made)
+	owner, _, _ := parseEntry(e.name, got.data, got.stat.made)
 	return &driver.HeldError{Holder: owner}
 }
 

@@ -126,7 +126,7 @@ func New(members []string, o *Options) (*Backend, error) {
 		opt: opt, hosts: members, address: "zk://" + strings.Join(members, ",") + strings.TrimSuffix(opt.Path, "/"),
 		info: driver.Info{
 			Name:     "zookeeper",
-			Features: driver.FeatureShared | driver.FeatureFencing | driver.FeatureQueueing | driver.FeatureOrdered,
+			Features: driver.FeatureShared | driver.FeatureFencing | driver.FeatureQueueing | driver.FeatureOrdered | driver.FeatureTokens,
 			MinTTL:   minTTL, MaxTTL: maxTTL,
 		},
 		acl: acl{"world", "anyone"}, manyEntries: manyEntries, lastEntries: lastEntries, clock: clock{looking: make(chan struct{}, 1)},

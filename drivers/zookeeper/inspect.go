@@ -74,7 +74,7 @@ func (b *Backend) state(ctx context.Context, s *session, key string) (*driver.St
 				return nil, nil, err
 			}
 			h = driver.Holder{Session: fmt.Sprintf("0x%x", got.stat.owner), Since: time.UnixMilli(got.stat.created)}
-			h.Owner, h.Fence = parseEntry(e.name, got.data, got.stat.made)
+			h.Owner, h.Tokens, h.Fence = parseEntry(e.name, got.data, got.stat.made)
 		}
 		queue, nodes = append(queue, base.Entry{Holder: h, Mode: e.mode}), append(nodes, dir+"/"+e.name)
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/base"
 )
 
 // What is stored under the path:
@@ -17,7 +18,7 @@ import (
 //	                new counters are ahead of the leader's clock, and the latest time in
 //	                milliseconds of which clients told each other
 //	KEY             "dlock1 TOKEN": the lock's container, and the largest token that was given
-//	KEY/ENTRY       "dlock1|TOKEN|OWNER": an owner, or a waiter
+//	KEY/ENTRY       "dlock1|TOKEN|OWNER": an owner, or a waiter; OWNER+N if it has N tokens
 //
 // KEY is the prefix and the key, escaped. ENTRY is an ephemeral sequential node named
 // _c_GUID-lock-SEQUENCE for an exclusive owner, as those of Curator's InterProcessMutex, and
@@ -168,17 +169,19 @@ func entryValue(token uint64, owner string) []byte {
 	return fmt.Appendf(nil, "%s|%d|%s", layout, token, owner)
 }
 
-// parseEntry returns the owner and the token of an entry. For an entry of another library the
-// owner is its data, or its name if it has none, and the token is the transaction that made it.
-func parseEntry(name string, data []byte, czxid int64) (owner string, token uint64) {
+// parseEntry returns the owner, the length of the range of its tokens, and the last token of an
+// entry. For an entry of another library the owner is its data, or its name if it has none, and the
+// token is the transaction that made it.
+func parseEntry(name string, data []byte, czxid int64) (owner string, tokens uint32, token uint64) {
 	version, rest, _ := strings.Cut(string(data), "|")
 	number, owner, ok := strings.Cut(rest, "|")
 	if n, err := strconv.ParseUint(number, 10, 64); ok && err == nil && version == layout && n > 0 && n <= driver.MaxFence && owner != "" {
-		return owner, n
+		owner, tokens = base.Unranged(owner)
+		return owner, tokens, n
 	}
 	owner = string(data)
 	if owner == "" {
 		owner = name
 	}
-	return owner, uint64(czxid)
+	return owner, 0, uint64(czxid)
 }

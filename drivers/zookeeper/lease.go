@@ -97,19 +97,20 @@ func (p *place) abandon() {
 // lease is one lock. Its methods are those of base.Lease, which makes one call at a time.
 type lease struct {
 	place
-	fence uint64
-	ttl   time.Duration // of the request: the session lasts for no longer one
+	fence  uint64
+	tokens uint32
+	ttl    time.Duration // of the request: the session lasts for no longer one
 }
 
 // newLease takes over the attempt's place. The session goes on for other leases when this one ends; if
 // the backend is closed the servers end the session.
 func newLease(a *attempt) driver.Lease {
-	l := &lease{a.place, a.fence, a.req.TTL}
+	l := &lease{a.place, a.fence, a.req.Tokens, a.req.TTL}
 	return base.NewLease(&a.b.calls, a.b.info, l.grant(a.req.TTL), l.renew, l.release).FreeAtEnd()
 }
 
 func (l *lease) grant(ttl time.Duration) driver.Grant {
-	return driver.Grant{Fence: l.fence, Expires: l.s.end(l.sent, min(ttl, l.ttl)), Lost: l.s.lost}
+	return driver.Grant{Fence: l.fence, Tokens: l.tokens, Expires: l.s.end(l.sent, min(ttl, l.ttl)), Lost: l.s.lost}
 }
 
 // renew checks that the entry is still there.

@@ -13,6 +13,7 @@ import (
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/names"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/base"
 	"github.com/redlock-go/redlock/driver/quorum"
 	"github.com/redlock-go/redlock/drivers/internal/async"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/lua"
@@ -50,7 +51,7 @@ func (n *Node) attempt(req *driver.Request) *attempt {
 	}
 	t.node, t.part, t.key, t.owner, t.ttl = n, t, req.Key, req.Owner, req.TTL
 	if req.Tokens > 1 && req.Mode == driver.Exclusive { // a reader gets one
-		t.tokens, t.owner = req.Tokens, names.Ranged(req.Owner, req.Tokens)
+		t.tokens, t.owner = req.Tokens, base.Ranged(req.Owner, req.Tokens)
 		t.more = []string{"", "", "", strconv.FormatUint(uint64(req.Tokens), 10)}
 	}
 	t.quorum = req.Quorum

@@ -11,6 +11,7 @@ import (
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/names"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/base"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/lua"
 )
 
@@ -231,7 +232,7 @@ func (n *Node) Break(ctx context.Context, key string, h driver.Holder) error {
 	if i < 0 {
 		return driver.ErrLost
 	}
-	value := names.Ranged(s.Holders[i].Owner, s.Holders[i].Tokens) + "|" + strconv.FormatUint(h.Fence, 10)
+	value := base.Ranged(s.Holders[i].Owner, s.Holders[i].Tokens) + "|" + strconv.FormatUint(h.Fence, 10)
 	found, err := n.releasing(key, value, "", s.Mode == driver.Shared, names.Siblings{WaitQueue: n.names.WaitQueue(key)}).do(ctx)
 	if err == nil && !found {
 		return driver.ErrLost

@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/base"
 )
 
 // Layout begins the name of every key beside the locks, after the prefix. The number is the
@@ -178,14 +179,6 @@ func Slot(key string) int {
 	return int(crc % Slots)
 }
 
-// Ranged returns the owner in the value of a lock with so many tokens.
-func Ranged(owner string, tokens uint32) string {
-	if tokens <= 1 {
-		return owner
-	}
-	return owner + "+" + strconv.FormatUint(uint64(tokens), 10)
-}
-
 // Parse splits the value of a lock into the owner, the length of the range of its tokens (zero: it
 // has one), and the last token. The whole value of another library's lock is its owner; it has no
 // token.
@@ -198,11 +191,6 @@ func Parse(value string) (owner string, tokens uint32, fence uint64) {
 	if err != nil || fence > driver.MaxFence {
 		return value, 0, 0
 	}
-	if i := strings.LastIndexByte(owner, '+'); i > 0 {
-		n, err := strconv.ParseUint(owner[i+1:], 10, 32)
-		if short := owner[:i]; err == nil && n <= driver.MaxTokens && Ranged(short, uint32(n)) == owner {
-			return short, uint32(n), fence
-		}
-	}
-	return owner, 0, fence
+	owner, tokens = base.Unranged(owner)
+	return owner, tokens, fence
 }
