@@ -3,6 +3,7 @@ package sqltable
 import (
 	"context"
 	"database/sql"
+	"math/bits"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -132,7 +133,7 @@ func New(db *sql.DB, d Dialect, o *Options) (*Backend, error) {
 		calls: base.Calls{Name: d.String(), Timeout: opt.CallTimeout}, held: map[string]time.Time{},
 		db: db, dialect: d, opt: opt, sql: d.texts(opt.Table, wait), attempts: make(chan struct{}, slots), others: make(chan struct{}, slots), undoing: make(chan struct{}, 1), greeting: make(chan struct{}, 1),
 		info: driver.Info{
-			Name: d.String(), Features: driver.FeatureShared | driver.FeatureFencing | driver.FeatureKeep,
+			Name: d.String(), Features: driver.FeatureShared | driver.FeatureFencing | driver.FeatureKeep | driver.FeatureTokens,
 			MinTTL: minTTL, MaxTTL: maxTTL,
 		},
 	}
@@ -170,6 +171,10 @@ func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Leas
 		call: &call{Call: under, b: b, ctx: under, slots: b.attempts, shares: req.Mode == driver.Shared}, name: []byte(b.opt.Prefix + req.Key), owner: []byte(req.Owner),
 		ttl: req.TTL, floor: int64(min(req.FenceFloor, driver.MaxFence)),
 	}
+	if req.Tokens > 1 && !a.shares { // a power of two, for few texts of statements
+		a.tokens = 1 << (bits.Len32(req.Tokens) - 1)
+		a.owner = []byte(base.Ranged(req.Owner, a.tokens))
+	}
 	l, err := a.run()
 	if err != nil {
 		return nil, err
@@ -182,6 +187,7 @@ func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Leas
 type attempt struct {
 	*call
 	name, owner []byte
+	tokens      uint32 // the length of the range; zero: one token
 	ttl         time.Duration
 	floor       int64
 	start       time.Time // before the first statement that may take the lock
@@ -230,7 +236,7 @@ func (a *attempt) run() (_ driver.Lease, err error) {
 			text = a.b.sql.takeKept
 		case r.held():
 			return nil, a.b.sawHeld(&r, nil)
-		case r.exists && r.fence >= driver.MaxFence:
+		case r.exists && r.fence+uint64(max(a.tokens, 1)) > driver.MaxFence:
 			return nil, a.b.tokensEnd()
 		case r.now > a.notAfter():
 			// The estimate of the server's clock was wrong, and is now corrected.
@@ -289,7 +295,7 @@ func (a *attempt) make(text string, args ...any) (driver.Lease, error) {
 	}
 	notAfter := a.notAfter()
 	a.latest = max(a.latest, notAfter)
-	fence, ok, err := a.fence(text, append(args, notAfter, a.floor)...)
+	fence, ok, err := a.fence(ranged(text, a.tokens), append(args, notAfter, a.floor)...)
 	a.again = a.again || a.repeated
 	a.sent = a.sent || a.repeated || err != nil && a.asked && !nothingHappened(err)
 	switch {
@@ -313,7 +319,7 @@ func (a *attempt) granted(fence uint64) driver.Lease {
 	if a.shares {
 		renew, release = l.extend, l.leave
 	}
-	l.Lease = base.NewLease(&a.b.calls, a.b.info, driver.Grant{Expires: driver.Expires(a.start, a.ttl), Fence: fence}, renew, release)
+	l.Lease = base.NewLease(&a.b.calls, a.b.info, driver.Grant{Expires: driver.Expires(a.start, a.ttl), Fence: fence, Tokens: a.tokens}, renew, release)
 	return l.Lease
 }
 

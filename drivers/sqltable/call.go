@@ -214,8 +214,9 @@ func (r *row) left() time.Duration {
 }
 
 func (r *row) heldError() error {
+	owner, _ := base.Unranged(r.owner)
 	err := &driver.HeldError{
-		Holder: r.owner, RetryAfter: r.left(),
+		Holder: owner, RetryAfter: r.left(),
 		Since: time.UnixMicro(r.granted), Clock: time.UnixMicro(r.now), ReservedForWaiter: r.kept(),
 	}
 	if r.shared() || r.kept() {

@@ -70,6 +70,14 @@ const floorOf = `CASE WHEN $5 = 0 THEN NOW ELSE LEAST(GREATEST($5, NOW - 2000000
 // maxFence is driver.MaxFence.
 const maxFence = `9007199254740991`
 
+// ranged returns a statement that takes a key with so many tokens, from one that takes it with one.
+func ranged(text string, tokens uint32) string {
+	if tokens <= 1 {
+		return text
+	}
+	return strings.NewReplacer("fence + 1,", fmt.Sprintf("fence + %d,", tokens), "fence < "+maxFence, fmt.Sprintf("fence <= %s - %d", maxFence, tokens)).Replace(text)
+}
+
 // common has the statements of all dialects.
 var common = statements{
 	// take takes a key that has a row. $1 name, $2 owner, $3 microseconds, $4 not-after, $5 floor.

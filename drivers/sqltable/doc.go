@@ -21,7 +21,8 @@ backend of it:
 # The table
 
 One row is one key: its name in bytes, its owner, its fencing token, since when and until when it
-is held, by the server's clock in microseconds since 1970, and its readers.
+is held, by the server's clock in microseconds since 1970, and its readers. The owner of a range of
+tokens has their number behind it, a power of two: "owner+8".
 
 	dlock bootstrap --sql --url mysql://…
 

@@ -68,10 +68,9 @@ func (r *row) state(key string) *driver.State {
 			s.Mode = driver.Shared
 		}
 	case r.held():
-		s.Holders = []driver.Holder{{
-			Owner: r.owner, Fence: r.fence, Since: time.UnixMicro(r.granted),
-			TTL: r.left(),
-		}}
+		h := driver.Holder{Fence: r.fence, Since: time.UnixMicro(r.granted), TTL: r.left()}
+		h.Owner, h.Tokens = base.Unranged(r.owner)
+		s.Holders = []driver.Holder{h}
 	}
 	return s
 }

@@ -16,5 +16,5 @@ func Example() {
 	}
 	defer locks.Close()
 	fmt.Println(locks.TTL(), locks.Backend().Info().Features)
-	// Output: 10s fencing,keep
+	// Output: 10s shared,fencing,keep,tokens
 }
