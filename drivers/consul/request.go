@@ -65,7 +65,7 @@ func (r record) text() []byte {
 // parse reads a lock or a waiter. The owner of another program's lock is its session.
 func parse(p *api.KVPair) record {
 	var r record
-	if len(p.Value) > 4096 || json.Unmarshal(p.Value, &r) != nil || r.Owner == "" || r.Base > driver.MaxFence || r.Base+p.CreateIndex > driver.MaxFence || r.Since < 0 || r.Since > driver.MaxFence {
+	if len(p.Value) > 4096 || json.Unmarshal(p.Value, &r) != nil || r.Owner == "" || r.Base > driver.MaxFence || p.CreateIndex > driver.MaxFence-r.Base || r.Since < 0 || r.Since > driver.MaxFence {
 		r = record{Owner: "session " + p.Session}
 	}
 	return r
@@ -199,6 +199,9 @@ func (b *Backend) txn(ctx context.Context, ops ...*api.KVTxnOp) (answer, error) 
 	}
 	a := answer{}
 	for _, r := range said.Results {
+		if r.KV != nil && r.KV.ModifyIndex > driver.MaxFence {
+			return nil, errors.New("the server's answer has an index that is out of range")
+		}
 		if r.KV != nil && r.KV.ModifyIndex != 0 {
 			a[r.KV.Key] = r.KV
 			b.saw(r.KV.ModifyIndex)

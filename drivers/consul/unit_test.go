@@ -3,6 +3,9 @@ package consul
 import (
 	"fmt"
 	"math"
+	"net/http"
+	"net/http/httptest"
+	"strings"
 	"testing"
 	"time"
 
@@ -28,10 +31,29 @@ func TestClassesOfTTLs(t *testing.T) {
 
 // A base that a stranger wrote, and that would overflow the token, is none.
 func TestATokenOverflowsNothing(t *testing.T) {
+	if got := fence(&api.KVPair{CreateIndex: math.MaxUint64 - 2, ModifyIndex: 9, Value: []byte(`{"owner":"o","base":5}`)}); got != 9 {
+		t.Errorf("an index that overflows: token %d", got)
+	}
 	for base, want := range map[uint64]uint64{5: 12, driver.MaxFence - 7: driver.MaxFence, driver.MaxFence - 6: 9, math.MaxUint64: 9, math.MaxUint64 - 6: 9} {
 		p := &api.KVPair{CreateIndex: 7, ModifyIndex: 9, Value: fmt.Appendf(nil, `{"owner":"o","base":%d}`, base)}
 		if got := fence(p); got != want {
 			t.Errorf("base %d: token %d, want %d", base, got, want)
 		}
+	}
+}
+
+// An index that no server has is no answer, and is not remembered.
+func TestAnIndexOutOfRange(t *testing.T) {
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		fmt.Fprintf(w, `{"Results":[{"KV":{"Key":"k","ModifyIndex":%d}}]}`, uint64(driver.MaxFence+1))
+	}))
+	defer s.Close()
+	b, err := Driver{}.Open(&driver.Config{DSN: "consul://" + strings.TrimPrefix(s.URL, "http://")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close() //nolint:errcheck // of a test
+	if _, err := b.(*Backend).Lookup(t.Context(), "k"); err == nil || b.(*Backend).seen.Load() != 0 {
+		t.Errorf("%v; seen %d", err, b.(*Backend).seen.Load())
 	}
 }
