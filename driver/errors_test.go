@@ -22,6 +22,7 @@ func TestHeldErrorAnswersTheNextQuestion(t *testing.T) {
 		{HeldError{Holder: "o", Since: clock.Add(-1234567), Clock: clock}, "held by o for 1ms"},
 		{HeldError{Holder: "o", Since: clock.Add(-1234), Clock: clock}, "held by o for 1µs"},
 		{HeldError{Holder: "o", RetryAfter: 1234567890}, "held by o; its lease ends in 1.2s unless it is renewed"},
+		{HeldError{Mode: Shared, RetryAfter: time.Second}, "shared by other owners; its lease ends in 1s unless it is renewed"},
 		{HeldError{Holder: "o", Since: clock}, "held by o"},                              // the server's clock is not known
 		{HeldError{Holder: "o", Since: clock.Add(time.Hour), Clock: clock}, "held by o"}, // it went back
 		{HeldError{Holder: "a\x1b[2Jb\n"}, `held by a\x1b[2Jb\n`},                        // a foreign value
