@@ -11,7 +11,9 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
+	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
@@ -95,6 +97,40 @@ func stuckHolder(t *testing.T, w *world, backend string) {
 	p.ends(exitLost, "")
 	if alive(pid) {
 		t.Error("the holder's command lives on")
+	}
+}
+
+// Each reader has a line with its token, by which the lock is taken away from it alone.
+func TestStatusShowsEachReaderAndUnlockTakesOneAway(t *testing.T) {
+	t.Parallel()
+	w := on(t, server.Redis(t).URL())
+	c, err := dlock.OpenURL(w.url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close() //nolint:errcheck // the test is over
+	var tokens []string
+	for range 2 {
+		l, err := c.Lock(t.Context(), "k", dlock.WithShared(), dlock.WithTTL(time.Minute))
+		if err != nil {
+			t.Fatal(err)
+		}
+		tokens = append(tokens, fmt.Sprint(l.Fence()))
+	}
+	for _, shown := range [][]string{tokens, tokens[1:]} {
+		out, _ := w.want(0, "status", "k")
+		lines := strings.Split(strings.TrimSpace(out), "\n")
+		if len(lines) != 1+len(shown) || !strings.Contains(lines[1], "held, shared") {
+			t.Fatalf("status of %d readers:\n%s", len(shown), out)
+		}
+		for _, token := range shown {
+			if !strings.Contains(out, " "+token+" ") {
+				t.Errorf("token %s is not in\n%s", token, out)
+			}
+		}
+		if len(shown) == 2 {
+			w.want(0, "unlock", "--token", tokens[0], "k")
+		}
 	}
 }
 

@@ -104,15 +104,10 @@ func number10(n uint64) string {
 	return strconv.FormatUint(n, 10)
 }
 
-// holders names the owners of a key.
-func holders(all ...driver.Holder) string {
-	names := make([]string, 0, len(all))
-	for i := range all {
-		name := printable.Text(all[i].Owner)
-		if name == "" {
-			name = "(unknown)"
-		}
-		names = append(names, name)
+// holder formats the owner.
+func holder(h *driver.Holder) string {
+	if h.Owner == "" {
+		return "(unknown)"
 	}
-	return strings.Join(names, ", ")
+	return printable.Text(h.Owner)
 }

@@ -66,30 +66,30 @@ func statesOf(ctx context.Context, c *dlock.Client, keys []string) ([]*driver.St
 // stateHead is the head of the columns of a state.
 var stateHead = []string{"KEY", "VERDICT", "HOLDER", "TOKEN", "SESSION", "HELD SINCE", "ENDS IN", "WAITING", "ANSWER"}
 
-// stateCells returns the row of a state: that of a key, or of what one node answered.
-func stateCells(name string, state *driver.State, answer string, now time.Time) []string {
+// stateRows returns the rows of a state, one for each holder: of a key, or of what one node answered.
+func stateRows(name string, state *driver.State, answer string, now time.Time) [][]string {
 	verdict := state.Verdict()
 	if state.Mode == driver.Shared && len(state.Holders) > 0 {
 		verdict += ", shared"
 	}
-	h := driver.Holder{}
-	if len(state.Holders) > 0 {
-		h = state.Holders[0]
+	rows := [][]string{{name, verdict, "", "", "", "", ago(state.ReservedFor), number10(uint64(state.Waiters)), answer}}
+	for i, h := range state.Holders {
+		if i > 0 {
+			rows = append(rows, make([]string, len(stateHead)))
+		}
+		copy(rows[i][2:], []string{holder(&h), number10(h.Fence), printable.Text(h.Session), since(h.Since, now), ago(h.TTL)})
 	}
-	return []string{
-		name, verdict, holders(state.Holders...), number10(h.Fence), printable.Text(h.Session), since(h.Since, now),
-		ago(max(state.ReservedFor, h.TTL)), number10(uint64(state.Waiters)), answer,
-	}
+	return rows
 }
 
 // writeStates prints a table of the keys, and the nodes and the queue of each named key.
 func writeStates(w io.Writer, states []*driver.State, now time.Time, named bool) {
 	rows := [][]string{stateHead}
 	for _, state := range states {
-		rows = append(rows, stateCells(printable.Text(state.Key), state, "", now))
+		rows = append(rows, stateRows(printable.Text(state.Key), state, "", now)...)
 		for i := range state.Nodes {
 			if named {
-				rows = append(rows, nodeCells(&state.Nodes[i], now))
+				rows = append(rows, nodeRows(&state.Nodes[i], now)...)
 			}
 		}
 	}
@@ -108,14 +108,14 @@ func writeStates(w io.Writer, states []*driver.State, now time.Time, named bool)
 	}
 }
 
-// nodeCells returns the row of a node.
-func nodeCells(n *driver.NodeState, now time.Time) []string {
+// nodeRows returns the rows of a node.
+func nodeRows(n *driver.NodeState, now time.Time) [][]string {
 	name, answer := "  "+printable.Text(n.Node), "no answer"
 	if n.State != nil {
-		return stateCells(name, n.State, "after "+ago(n.Latency), now)
+		return stateRows(name, n.State, "after "+ago(n.Latency), now)
 	}
 	if n.Err != "" { // the node's name is in the first column
 		answer = strings.TrimLeft(strings.TrimPrefix(printable.Line(n.Err), n.Node), ": ")
 	}
-	return []string{name, "unknown", "", "", "", "", "", "", answer}
+	return [][]string{{name, "unknown", "", "", "", "", "", "", answer}}
 }
