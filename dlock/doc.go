@@ -82,6 +82,9 @@ is one ([driver.FeatureQueueing]), for a signal where the backend can tell of a 
 elsewhere. Backends with [driver.FeatureOrdered] also serve processes in the order of their
 arrival, as long as nothing fails.
 
+Where the backend has [driver.FeatureTokens], or no tokens, Unlock passes the lock on to the next
+waiter of the same client, without the server, until 10 ms after the grant: see [WithPassOn].
+
 # Logs and hooks
 
 [WithLogger] and [WithHooks] report events. Neither is on the path that keeps leases

@@ -45,7 +45,7 @@ func TestALockIsPassedOnInOrderWithoutTheServer(t *testing.T) {
 			n, _ := events.LoadOrStore(fmt.Sprint(e.Op, e.Passed), new(atomic.Int64))
 			n.(*atomic.Int64).Add(1)
 		}}))
-		first := lock(t, c, "k")
+		start, first := time.Now(), lock(t, c, "k")
 		last := first
 		served := waitInOrder(20, func(int) *dlock.Lease { return lock(t, c, "k") }, func(i int, l *dlock.Lease) {
 			if l.Fence() <= last.Fence() || !errors.Is(last.Err(), dlock.ErrReleased) || l.Err() != nil || l == last {
@@ -72,6 +72,11 @@ func TestALockIsPassedOnInOrderWithoutTheServer(t *testing.T) {
 				t.Errorf("event %s came %v times, want %d: %+v", op, n, want, got)
 			}
 		}
+		after := lock(t, c, "k")
+		if used := after.Fence() - first.Fence(); used > uint64(4*21+time.Since(start).Microseconds()) {
+			t.Errorf("21 leases used %d tokens: the counter overtakes the clock", used)
+		}
+		unlock(t, after)
 	})
 }
 
@@ -134,6 +139,30 @@ func TestWhatIsPassedOn(t *testing.T) {
 	}
 }
 
+// TestALeaseIsReleasedBesideItsRenewal: a lock is not passed on while a renewal of it is under way, or
+// if less than half of its TTL is left.
+func TestALeaseIsReleasedBesideItsRenewal(t *testing.T) {
+	for after, renew := range map[time.Duration]func(context.Context, *driver.Renewal) error{
+		3500 * time.Millisecond: func(ctx context.Context, _ *driver.Renewal) error { return hang(ctx) },
+		5200 * time.Millisecond: func(context.Context, *driver.Renewal) error { return errOutage },
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newSpy()
+			s.renew = renew
+			c := newSpyClient(t, s, dlock.WithPassOn(time.Minute))
+			holder := tenured(t, c, true)
+			served := waitInOrder(1, func(int) *dlock.Lease { return lock(t, c, "k") }, func(_ int, l *dlock.Lease) { unlock(t, l) })
+			time.Sleep(after)
+			before := c.Stats()
+			unlock(t, holder)
+			served()
+			if s.renewals.Load() == 0 || c.Stats().Passed != before.Passed {
+				t.Errorf("after %v and %d renewals the lock was passed on: %+v", after, s.renewals.Load(), c.Stats())
+			}
+		})
+	}
+}
+
 // tenured returns a lease of k that can be passed on, as it can if somebody waited for the key.
 func tenured(t *testing.T, c *dlock.Client, certainly bool) *dlock.Lease {
 	for range 3 {
@@ -191,6 +220,28 @@ func TestATenureEndsSoon(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestAWaiterBehindALongHoldHasItsPlaceAtTheServer: from the end of the tenure on it is served in the
+// order of all clients.
+func TestAWaiterBehindALongHoldHasItsPlaceAtTheServer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSpy()
+		ours, theirs := newSpyClient(t, s), newSpyClient(t, s.Backend.(*memory.Backend).Peer())
+		holder := tenured(t, ours, true)
+		served := waitInOrder(2, func(i int) *dlock.Lease {
+			if i == 1 {
+				time.Sleep(100 * time.Millisecond)
+				return lock(t, theirs, "k")
+			}
+			return lock(t, ours, "k")
+		}, func(_ int, l *dlock.Lease) { unlock(t, l) })
+		time.Sleep(time.Second)
+		unlock(t, holder)
+		if got := served(); got[0] != 0 {
+			t.Error("the waiter that came later was served first")
+		}
+	})
 }
 
 // TestACallThatGivesUpPassesTheLockOn: it gives up at the instant at which it is given the lock.
