@@ -32,12 +32,13 @@ format() {
 }
 
 # vet looks at what other systems compile; for this one lint has the same rules. The benchmark, which
-# is tested in the deep depth alone, has to build with what its go.mod asks for.
+# is tested in the deep depth alone, has to build with what its go.mod asks for. Nothing of the other
+systems' code runs, so that it is compiled without optimizations, which takes a third less.
 vet() {
 	local goos
 	(cd benchmark && go list -deps -test ./... >/dev/null) || return
 	for goos in linux darwin windows; do
-		[ "$goos" = "$(go env GOHOSTOS)" ] || GOOS=$goos CGO_ENABLED=0 go vet ./... || { say "(for $goos)"; return 1; }
+		[ "$goos" = "$(go env GOHOSTOS)" ] || GOOS=$goos CGO_ENABLED=0 go vet -gcflags="all=-N -l" ./... || { say "(for $goos)"; return 1; }
 	done
 }
 
