@@ -13,6 +13,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/base"
 )
 
 // An attempt is one call of Acquire.
@@ -191,9 +192,10 @@ func (a *attempt) enter(ctx context.Context) (alone bool, err error) {
 // entry returns the part that makes the entry. If it succeeds and the attempt waits, its answers begin
 // with those to looks. If it fails, they are those to firsts, and the entry itself.
 func (a *attempt) entry() *part {
-	key, owner, id := a.key, a.req.Owner, a.s.id // add may be called when the attempt is over
+	key, owner, id := a.key, base.Ranged(a.req.Owner, a.req.Tokens), a.s.id // add may be called when the attempt is over
 	p := &part{
 		path: a.path,
+		more: uint64(max(a.req.Tokens, 1)) - 1,
 		conditions: []clientv3.Cmp{
 			clientv3.Compare(clientv3.CreateRevision(key), "=", 0),
 			clientv3.Compare(clientv3.CreateRevision(a.b.tombstone(key)), "=", 0),

@@ -170,7 +170,7 @@ func newBackend(o *Options, members int) (*Backend, error) {
 	}
 	b := &Backend{opt: opt, now: time.Now, tries: min(max(members, 2), 3), info: driver.Info{
 		Name:     "etcd",
-		Features: driver.FeatureShared | driver.FeatureFencing | driver.FeatureQueueing | driver.FeatureOrdered,
+		Features: driver.FeatureShared | driver.FeatureFencing | driver.FeatureQueueing | driver.FeatureOrdered | driver.FeatureTokens,
 		MinTTL:   minTTL, MaxTTL: maxTTL, TokenLag: lag,
 	}}
 	if err := b.calls.Setup("etcd", opt.Prefix, &b.opt.CallTimeout); err != nil {

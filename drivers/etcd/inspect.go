@@ -75,7 +75,7 @@ func (b *Backend) entries(ctx context.Context, in span, most int64) (entries []e
 func state(key string, entries []entry) *driver.State {
 	queue := make([]base.Entry, len(entries))
 	for i, e := range entries {
-		queue[i] = base.Entry{Holder: driver.Holder{Owner: e.owner, Fence: e.fence}, Mode: e.mode}
+		queue[i] = base.Entry{Holder: driver.Holder{Owner: e.owner, Fence: e.fence, Tokens: e.count}, Mode: e.mode}
 	}
 	return base.QueueState(key, 0, queue)
 }

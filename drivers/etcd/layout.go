@@ -8,6 +8,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/base"
 )
 
 // What is stored under the path:
@@ -20,8 +21,8 @@ import (
 // KEY is the prefix and the key, in which '%' and '/' are written as %25 and %2F. N counts the
 // entries of the etcd lease, so that no two locks have the same entry, and a release that arrives
 // late deletes no other one. The value of an owner's entry is "dlock1|BASE|OWNER": its token is
-// BASE plus its create revision. The entry with the smallest create revision is the first in the
-// queue.
+// BASE plus its create revision. With a range of tokens it is "dlock1|BASE|OWNER+N": that is the
+// last of N. The entry with the smallest create revision is the first in the queue.
 //
 // The entries of the recipes' RWMutex have these names without N, and Mutex of package
 // concurrency writes KEY/LEASE. Like this driver, it takes all entries that begin with KEY/ as
@@ -82,7 +83,8 @@ type entry struct {
 	mode  driver.Mode
 	owner string
 	fence uint64
-	rev   int64 // the create revision
+	count uint32 // the length of the range of tokens; zero: one token
+	rev   int64  // the create revision
 	lease clientv3.LeaseID
 }
 
@@ -98,8 +100,9 @@ func (b *Backend) parse(kv *mvccpb.KeyValue) (e entry, ok bool) {
 	if strings.HasPrefix(name[end+1:], read) {
 		e.mode = driver.Shared
 	}
-	if base, owner, ok := parseValue(string(kv.Value)); ok && base+e.fence <= driver.MaxFence {
-		e.owner, e.fence = owner, base+e.fence
+	if stored, owner, ok := parseValue(string(kv.Value)); ok && stored+e.fence <= driver.MaxFence {
+		e.owner, e.count = base.Unranged(owner)
+		e.fence += stored
 		return e, true
 	}
 	e.owner = string(kv.Value)

@@ -10,25 +10,26 @@ import (
 
 // lease is one lock, by its entry. Its methods are those of base.Lease, which makes one call at a time.
 type lease struct {
-	b     *Backend
-	s     *session
-	key   string
-	rev   int64
-	doubt bool // the request that made the entry may arrive again
-	fence uint64
-	ttl   time.Duration // of the request: the session lasts for no longer one
+	b      *Backend
+	s      *session
+	key    string
+	rev    int64
+	doubt  bool // the request that made the entry may arrive again
+	fence  uint64
+	tokens uint32
+	ttl    time.Duration // of the request: the session lasts for no longer one
 }
 
 // newLease takes over the attempt's entry, and its place in the session, which goes on for other
 // leases.
 func newLease(a *attempt) driver.Lease {
-	l := &lease{b: a.b, s: a.s, key: a.key, rev: a.rev, doubt: a.doubt, fence: a.fence, ttl: a.req.TTL}
+	l := &lease{b: a.b, s: a.s, key: a.key, rev: a.rev, doubt: a.doubt, fence: a.fence, tokens: a.req.Tokens, ttl: a.req.TTL}
 	return base.NewLease(&a.b.calls, a.b.info, l.grant(a.from, a.req.TTL), l.renew, l.release).FreeAtEnd()
 }
 
 // grant returns the grant of a lease that counts from this instant.
 func (l *lease) grant(from time.Time, ttl time.Duration) driver.Grant {
-	return driver.Grant{Fence: l.fence, Expires: driver.Expires(from, min(ttl, l.ttl))}
+	return driver.Grant{Fence: l.fence, Tokens: l.tokens, Expires: driver.Expires(from, min(ttl, l.ttl))}
 }
 
 // renew keeps the session alive, and checks that the entry is still there.

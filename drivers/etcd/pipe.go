@@ -1,6 +1,7 @@
 package etcd
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -25,6 +26,7 @@ type part struct {
 	then, otherwise []clientv3.Op
 	path            string                       // of the lock to which it adds an entry; empty: it adds none
 	add             func(*tokenBase) clientv3.Op // the entry, which comes after then
+	more            uint64                       // how many tokens the entry has besides the last one
 	done            chan struct{}                // closed when another goroutine has sent it
 
 	// The outcome.
@@ -198,7 +200,8 @@ type transaction struct {
 // permission for what is nested (GHSA-rfx7-8w68-q57q, until March 2026).
 func (b *Backend) transaction(ctx context.Context, batch []*part) (t transaction, err error) {
 	if slices.ContainsFunc(batch, func(p *part) bool { return p.add != nil }) {
-		if t.old, t.next, err = b.nextBase(ctx); err != nil {
+		more := slices.MaxFunc(batch, func(p, q *part) int { return cmp.Compare(p.more, q.more) }).more
+		if t.old, t.next, err = b.nextBase(ctx, more); err != nil {
 			return t, err
 		}
 		t.conditions = []clientv3.Cmp{b.unchanged(t.old)}

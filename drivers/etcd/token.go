@@ -95,15 +95,17 @@ func (b *Backend) saw(revision int64) {
 }
 
 // nextBase returns the base that the servers most likely have, and the one to store with the
-// next entry: the same one, unless tokens lag behind the clock. The backend's other transaction
+// next entry: the same one, unless tokens lag behind the clock, or the entry has more tokens, which are
+// those before the last one. The backend's other transaction
 // then expects the new base at once, because the server most likely sees it later.
-func (b *Backend) nextBase(ctx context.Context) (old, next *tokenBase, err error) {
+func (b *Backend) nextBase(ctx context.Context, more uint64) (old, next *tokenBase, err error) {
 	if old = b.base.Load(); old == nil {
 		if old, err = b.fetchBase(ctx); err != nil {
 			return nil, nil, err
 		}
 	}
 	value, err := b.raised(ctx, old)
+	value = max(value, old.value+more)
 	if err != nil || value == old.value && old.stored != "" {
 		return old, old, err
 	}
