@@ -134,6 +134,27 @@ func TestStatusShowsEachReaderAndUnlockTakesOneAway(t *testing.T) {
 	}
 }
 
+// A client passes a lock on with tokens of one range: each of them takes the lock away.
+func TestUnlockTakesAnyTokenOfARange(t *testing.T) {
+	t.Parallel()
+	w := on(t, server.Redis(t).URL())
+	c, err := dlock.OpenURL(w.url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close() //nolint:errcheck // the test is over
+	for _, before := range []uint64{0, 50, 99} {
+		l, err := c.Backend().Acquire(t.Context(), &driver.Request{Key: "k", Owner: "a/1", TTL: time.Minute, Tokens: 100})
+		if err != nil {
+			t.Fatal(err)
+		}
+		last := l.Grant().Fence
+		w.want(exitHeld, "unlock", "k", "--token", number10(last-100))
+		w.want(exitHeld, "unlock", "k", "--token", number10(last+1))
+		w.want(0, "unlock", "k", "--token", number10(last-before))
+	}
+}
+
 func TestStatusShowsHoldersAndTheQueueInItsOrder(t *testing.T) {
 	t.Parallel()
 	for name, start := range map[string]func(*testing.T) string{

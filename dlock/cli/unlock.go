@@ -28,6 +28,7 @@ func newUnlock(c *call) func() error {
 		return c.once(func(ctx context.Context, client *dlock.Client) error {
 			admin, err := optional[driver.Admin](client, "cannot take a lock away")
 			if err == nil {
+				h.Fence = lastOfRange(ctx, client, key, h.Fence)
 				err = admin.Break(ctx, key, h)
 			}
 			switch {
@@ -40,4 +41,19 @@ func newUnlock(c *call) func() error {
 			return nil
 		})
 	}
+}
+
+// lastOfRange returns the last token of the holder whose tokens include this one: a client gives the
+// others to leases that it passes the lock on to. Without such a holder it returns the token.
+func lastOfRange(ctx context.Context, client *dlock.Client, key string, token uint64) uint64 {
+	state, err := client.Lookup(ctx, key)
+	if err != nil {
+		return token // Break says what is wrong
+	}
+	for i := range state.Holders {
+		if h := &state.Holders[i]; token <= h.Fence && token+uint64(h.Tokens) > h.Fence {
+			return h.Fence
+		}
+	}
+	return token
 }

@@ -16,7 +16,8 @@
 //   - dlock.renew, for each renewal in the background, and dlock.lost, of no length. Both belong to
 //     the trace of the call that took the lock.
 //
-// Attributes are dlock.key, dlock.fence (the token), dlock.attempts, and error.type where
+// Attributes are dlock.key, dlock.fence (the token), dlock.attempts, dlock.passed (true if the lock
+// came or went within the process), and error.type where
 // something failed: held, unavailable, lost, invalid, closed, canceled. Contention and a caller's
 // own cancellation are no errors of a span.
 //
@@ -261,6 +262,9 @@ func finish(span trace.Span, e dlock.Event, opts ...trace.SpanEndOption) {
 		}
 		if e.Attempt > 0 {
 			attrs = append(attrs, attribute.Int("dlock.attempts", e.Attempt))
+		}
+		if e.Passed {
+			attrs = append(attrs, attribute.Bool("dlock.passed", true))
 		}
 		if e.Err != nil {
 			kind := errorType(e.Err)

@@ -11,6 +11,7 @@
 //	dlock_held                       gauge      leases that are held
 //	dlock_waiting                    gauge      calls of Lock that wait
 //	dlock_acquired_total             counter    leases granted
+//	dlock_passed_total               counter    leases that got their lock within the process
 //	dlock_contended_total            counter    requests that were answered "held"
 //	dlock_failed_total               counter    requests that failed otherwise
 //	dlock_renewed_total              counter    renewals that succeeded
@@ -109,6 +110,7 @@ func New(o *Options) *Collector {
 	gauge("dlock_held", "Leases that are held.", func(s *dlock.Stats) float64 { return float64(s.Held) })
 	gauge("dlock_waiting", "Calls of Lock that wait.", func(s *dlock.Stats) float64 { return float64(s.Waiting) })
 	counter("dlock_acquired_total", "Leases granted.", func(s *dlock.Stats) float64 { return float64(s.Acquired) })
+	counter("dlock_passed_total", "Leases that got their lock from another one of the process.", func(s *dlock.Stats) float64 { return float64(s.Passed) })
 	counter("dlock_contended_total", "Requests that were answered held.", func(s *dlock.Stats) float64 { return float64(s.Contended) })
 	counter("dlock_failed_total", "Requests that failed otherwise than by contention.", func(s *dlock.Stats) float64 { return float64(s.Failed) })
 	counter("dlock_renewed_total", "Renewals that succeeded.", func(s *dlock.Stats) float64 { return float64(s.Renewed) })

@@ -89,13 +89,16 @@ dlock_hold_seconds_count{app="shop"} 2
 # HELP dlock_lost_total Leases lost.
 # TYPE dlock_lost_total counter
 dlock_lost_total{app="shop"} 1
+# HELP dlock_passed_total Leases that got their lock from another one of the process.
+# TYPE dlock_passed_total counter
+dlock_passed_total{app="shop"} 0
 # HELP dlock_released_total Releases that succeeded.
 # TYPE dlock_released_total counter
 dlock_released_total{app="shop"} 1
 # HELP dlock_waiting Calls of Lock that wait.
 # TYPE dlock_waiting gauge
 dlock_waiting{app="shop"} 0
-`, "dlock_acquired_total", "dlock_contended_total", "dlock_held", "dlock_hold_seconds", "dlock_lost_total", "dlock_released_total", "dlock_waiting")
+`, "dlock_acquired_total", "dlock_contended_total", "dlock_held", "dlock_hold_seconds", "dlock_lost_total", "dlock_passed_total", "dlock_released_total", "dlock_waiting")
 		if n := testutil.CollectAndCount(c, "dlock_wait_seconds"); n != 1 {
 			t.Errorf("%d series of dlock_wait_seconds", n)
 		}
