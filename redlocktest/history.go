@@ -69,6 +69,8 @@ type output struct {
 	holder  string // that a refusal names
 	// reserved says that the lock is kept for a waiter and has no holder.
 	reserved bool
+	// readers says that readers have the lock; then it has no one holder.
+	readers bool
 	// expires is the end of the lease that a grant or a renewal gives; zero: its session's.
 	expires int64
 	// open, of the end of a lost lease, is when the lease was last seen to be valid.
@@ -186,7 +188,7 @@ func only(s lockState, legal bool) []lockState {
 
 // nameRivals marks each attempt during which another attempt was under way. In a quorum, another
 // attempt counts until its lease is released: requests for it that are late, or that renew a
-// lost lease, may still reach nodes, whose refusals then name it.
+// lost lease, may still reach nodes, whose refusals then name it, or readers together.
 func nameRivals(ops []porcupine.Operation, quorum bool) {
 	released := map[int]int64{} // by attempt
 	for _, o := range ops {
@@ -205,7 +207,7 @@ func nameRivals(ops []porcupine.Operation, quorum bool) {
 		return math.MaxInt64
 	}
 	for i := range ops {
-		in, holder := ops[i].Input.(input), ops[i].Output.(output).holder
+		in, out := ops[i].Input.(input), ops[i].Output.(output)
 		if in.kind != acquireOp {
 			continue
 		}
@@ -213,7 +215,7 @@ func nameRivals(ops []porcupine.Operation, quorum bool) {
 			other := o.Input.(input)
 			may := o.Output.(output).verdict != held
 			if quorum {
-				may = other.owner == holder
+				may = other.owner == out.holder || out.readers && other.shared
 			}
 			return other.kind == acquireOp && other.who != in.who &&
 				may && o.Call <= ops[i].Return && ops[i].Call <= end(o)

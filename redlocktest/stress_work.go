@@ -224,7 +224,7 @@ func (w *stressWorker) attempt(ctx context.Context, k *stressKey, req driver.Req
 		out := output{verdict: held}
 		var he *driver.HeldError
 		if errors.As(err, &he) {
-			out.holder, out.reserved = he.Holder, he.ReservedForWaiter
+			out.holder, out.reserved, out.readers = he.Holder, he.ReservedForWaiter, he.Mode == driver.Shared
 		}
 		k.add(w.client.id, in, call, ret, out)
 	case unknown, later:

@@ -117,7 +117,6 @@ func TestUsesAndWhatComesOfThem(t *testing.T) {
 		{"run --slots 1025 k -- true", exitUsage, "", "from 1 to 1024"},
 		{"run -E 256 k -- true", exitUsage, "", "from 0 to 255"},
 		{"run --conflict-exit-code=no k -- true", exitUsage, "", "from 0 to 255"},
-		{"run --url redlock:redis://NOBODY,redis://127.0.0.1:2,redis://127.0.0.1:3 --shared k -- true", exitUsage, "", "--shared: redlock/3 has no shared mode"},
 		{"run --url memory: k -- true", exitUsage, "", "excludes no other process"},
 		{"run --url redlock:redis://NOBODY,redis://127.0.0.1:2,memory:c k -- true", exitUsage, "", "excludes no other process"},
 		{"run --url= k -- true", exitUsage, "", "--url is empty"},

@@ -137,8 +137,8 @@
 // connection; one that died holds up nobody. While a reader has the lock, SET NX PX of other
 // libraries fails; these are in no queue, so readers that overlap all the time leave them no gap.
 // WithMinHold keeps a reader's share as it keeps a lock. There is neither an upgrade nor a
-// downgrade, and no shared mode in a quorum. Where a client of the application repeats commands
-// (MaxRetries), each reader's request looks at all readers.
+// downgrade. Where a client of the application repeats commands (MaxRetries), each reader's request
+// looks at all readers.
 //
 // # Time
 //

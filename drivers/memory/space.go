@@ -27,6 +27,7 @@ type entry struct {
 	space   *space
 	key     string // with the prefix
 	counter uint64 // the largest token that was given, or that a renewal set
+	before  uint64 // the counter when the first of the holders came
 	holders []hold // one exclusive, or any number of shared ones
 	queue   []*waiter
 	watches map[*watch]struct{}
@@ -127,8 +128,12 @@ func (e *entry) take(b *Backend, req *driver.Request, now time.Time) (uint64, er
 	if !e.free(req.Mode) || len(e.queue) > 0 {
 		return 0, e.held(now)
 	}
-	if req.ExactFence != 0 && req.ExactFence < e.counter {
-		return 0, &driver.RefusedError{Reason: fmt.Sprintf("the key's counter, %d, is above the token to join at, %d", e.counter, req.ExactFence)}
+	counter := e.counter
+	if len(e.holders) > 0 { // readers, whose tokens need not be below one another's
+		counter = e.before
+	}
+	if req.ExactFence != 0 && req.ExactFence < counter {
+		return 0, &driver.RefusedError{Reason: fmt.Sprintf("the key's counter, %d, is above the token to join at, %d", counter, req.ExactFence)}
 	}
 	return e.grant(b, req, now), nil
 }
@@ -139,6 +144,9 @@ func (e *entry) grant(b *Backend, req *driver.Request, now time.Time) uint64 {
 	fence := driver.NextFence(e.counter+uint64(count-1), req.FenceFloor, now)
 	if req.ExactFence != 0 {
 		fence = req.ExactFence
+	}
+	if len(e.holders) == 0 {
+		e.before = e.counter
 	}
 	e.counter = max(e.counter, fence)
 	e.holders = append(e.holders, hold{owner: req.Owner, fence: fence, count: count, mode: req.Mode, since: now, until: end(req, now), backend: b})
@@ -163,7 +171,7 @@ func (e *entry) free(mode driver.Mode) bool {
 	return len(e.holders) == 0 || mode == driver.Shared && e.holders[0].mode == driver.Shared
 }
 
-// held is the verdict for a request that cannot have the key. Of several holders it names the
+// held is the verdict for a request that cannot have the key. Of several holders it is about the
 // one whose lease ends last. There is at least one: a key that nobody holds has no waiters.
 func (e *entry) held(now time.Time) *driver.HeldError {
 	last := &e.holders[0]
@@ -173,6 +181,9 @@ func (e *entry) held(now time.Time) *driver.HeldError {
 		}
 	}
 	err := &driver.HeldError{Holder: last.owner, Since: wall(last.since), Server: e.space.server, Clock: wall(now)}
+	if last.mode == driver.Shared {
+		err.Holder, err.Mode = "", driver.Shared
+	}
 	if !last.until.IsZero() {
 		err.RetryAfter = last.until.Sub(now)
 	}

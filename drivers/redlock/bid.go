@@ -51,6 +51,9 @@ const leastTimeout = 250 * time.Millisecond
 // confirmed there meanwhile, and this bid counts the vote for none: it asks again only as another
 // attempt. So the counter is still at the token of every lease that was confirmed there, and a
 // lease that has lost the node can join it again.
+//
+// Readers share the nodes that they own, and a node answers a reader for itself. They are one owner
+// to a writer. What is different at a node that readers have is in the node: see .github/DESIGN.md.
 type bid struct {
 	n, q    int
 	drift   int // in percent
@@ -417,7 +420,7 @@ func (b *bid) outcome(e *event, out *actions) {
 		b.await(lingering, min(max(e.now.Sub(b.start), time.Millisecond), b.timeout), e, out)
 	case t.misuse > 0:
 		out.verdict = invalid
-	case t.most() >= b.q:
+	case t.most() >= b.q && b.same(&t):
 		out.verdict = heldBy
 	case got.len() >= b.q:
 		out.wrong, out.verdict = got&^agreed, apart
@@ -432,7 +435,7 @@ func (b *bid) outcome(e *event, out *actions) {
 // many nodes that no majority is left.
 func (b *bid) proved(t *tally) verdict {
 	switch enough := b.enough(); {
-	case t.most() >= enough:
+	case t.most() >= enough && b.same(t):
 		return heldBy
 	case t.refused >= enough:
 		return denied
@@ -441,6 +444,11 @@ func (b *bid) proved(t *tally) verdict {
 	}
 	return unproved
 }
+
+// same reports whether the rival may be the same on all its nodes. Readers may not: each of several that
+// have just released the lock may still be on a node of its own. So they count only if they are there
+// in the next round as well.
+func (b *bid) same(t *tally) bool { return t.rival != readers || b.round > 0 }
 
 // choose is the rule "maximum". Usually q nodes answer the same token, because all got the same
 // proposal: then these count, and no write-back is needed. Otherwise the token is the largest
@@ -616,7 +624,7 @@ func (b *bid) firstNode(tripped set) (int, bool) {
 
 // firstVote handles the first node's answer. A bid that did not get it does not ask the other
 // nodes, unless the first node's owner is the one seen last time, which may have a majority by
-// now. Readers are never that one: they may be others each time.
+// now.
 func (b *bid) firstVote(e *event, out *actions) {
 	g := &b.parts[b.alone]
 	g.suspect = g.state != owned && g.owner == nobody
@@ -626,7 +634,7 @@ func (b *bid) firstVote(e *event, out *actions) {
 		b.ask(electing, b.remaining(), e, out)
 	case g.suspect:
 		b.askFirst(e, out)
-	case g.owner == b.seen && g.owner != readers, b.round > patience:
+	case g.owner == b.seen, b.round > patience:
 		b.ask(electing, b.remaining(), e, out)
 	default:
 		b.seen = g.owner

@@ -82,7 +82,7 @@ func (w *world) shorten(t *testing.T, broken simBroken, forgets map[string][]int
 		for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
 			l, err := b.Acquire(t.Context(), &driver.Request{Key: simKeyName, Owner: owner, TTL: ttl})
 			if err == nil {
-				w.granted(m, l.Grant(), m.end(l.(*lease).expiry()), w.largest)
+				w.granted(&holder{m: m}, l.Grant(), m.end(l.(*lease).expiry()), w.largest)
 				return
 			}
 			if time.Now().After(end) {

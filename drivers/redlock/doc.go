@@ -187,6 +187,17 @@
 // delays, losses, copies, pauses, clocks that step and keys that vanish, and check that
 // they would notice: every part of the algorithm is taken out once, and missed.
 //
+// # Readers
+//
+// If all nodes have the shared mode, so has the quorum: a reader holds with a majority of shared
+// grants, a writer with a majority of exclusive ones, and two majorities have a node in common, where
+// both cannot be. Readers have their own tokens, renewals and ends, as writers have. A reader lives
+// through the loss of a minority, and takes a node that it lost again beside the readers that came
+// later. A writer that is refused is told that readers have the lock, and not which. There is neither
+// an upgrade nor a downgrade. Over nodes of drivers/goredis or drivers/valkeygo readers and writers wait in
+// the order of their arrival; over those of drivers/memory readers that overlap all the time keep
+// a writer waiting.
+//
 // # What is not promised
 //
 // Only the token protects against a pause of the program past the deadline, and against packets
@@ -196,7 +207,7 @@
 // Order: the nodes serve waiting processes in the order of their arrival, and a release wakes
 // the next one, which a majority names (on nodes of drivers/goredis or drivers/valkeygo). This
 // is no guarantee: after an outage, a split vote or a lost message any process may be first.
-// There is no shared mode. Two clients with different lists of nodes do not exclude each other.
+// Two clients with different lists of nodes do not exclude each other.
 // And a lock makes nothing exactly-once: a holder can die before it has finished.
 //
 // # Kleppmann's critique, point by point

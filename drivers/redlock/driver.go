@@ -233,7 +233,7 @@ func New(nodes []driver.Backend, o *Options) (*Backend, error) {
 	b.terms = derive(len(nodes), b.opts.Guard, b.opts.ClockAllowance, b.opts.DriftPercent)
 	b.info = driver.Info{
 		Name:     fmt.Sprintf("redlock/%d", len(nodes)),
-		Features: driver.FeatureFencing | driver.FeatureKeep | driver.FeatureOrdered | driver.FeatureTokens,
+		Features: driver.FeatureShared | driver.FeatureFencing | driver.FeatureKeep | driver.FeatureOrdered | driver.FeatureTokens,
 		MinTTL:   max(driver.MinTTL, 4*time.Millisecond*100/time.Duration(100-b.opts.DriftPercent)), // more than half is left after the drift
 		MaxTTL:   b.opts.Guard,
 	}
@@ -265,6 +265,9 @@ func (b *Backend) add(i int, nb driver.Backend) error {
 	}
 	b.nodes = append(b.nodes, n)
 	b.info.Features &= info.Features | driver.FeatureFencing | driver.FeatureOrdered
+	if info.Features.Has(driver.FeatureQueueing) { // so that it orders who waits in Acquire, and here all watch
+		b.info.Features &^= driver.FeatureOrdered
+	}
 	b.info.MinTTL = max(b.info.MinTTL, info.MinTTL)
 	if b.info.MaxTTL == 0 || info.MaxTTL < b.info.MaxTTL {
 		b.info.MaxTTL = info.MaxTTL

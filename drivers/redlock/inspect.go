@@ -3,6 +3,7 @@ package redlock
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
@@ -91,6 +92,7 @@ func (b *Backend) nodeStates() []driver.NodeState {
 func (b *Backend) merge(key string, nodes []driver.NodeState) *driver.State {
 	type found struct {
 		driver.Holder
+		mode     driver.Mode
 		ttls     []time.Duration
 		counters []uint64
 	}
@@ -114,7 +116,7 @@ func (b *Backend) merge(key string, nodes []driver.NodeState) *driver.State {
 			base := h.Owner
 			f := holders[base]
 			if f == nil {
-				f = &found{Holder: *h}
+				f = &found{Holder: *h, mode: st.Mode}
 				holders[base] = f
 			}
 			f.Fence = max(f.Fence, h.Fence)
@@ -124,11 +126,11 @@ func (b *Backend) merge(key string, nodes []driver.NodeState) *driver.State {
 	}
 	s.Fence, s.ReservedFor = reached(counters, b.q), reached(kept, b.q)
 	for _, f := range holders {
-		if t := reached(f.counters, b.q); t > 0 {
+		if t := reached(f.counters, b.q); t > 0 && f.mode == driver.Exclusive { // the counters count other readers too
 			f.Fence = t
 		}
 		if len(f.ttls) >= b.q {
-			f.TTL = reached(f.ttls, b.q)
+			f.TTL, s.Mode = reached(f.ttls, b.q), f.mode
 			s.Holders = append(s.Holders, f.Holder)
 		}
 	}
@@ -216,9 +218,10 @@ const slowList = 2 * time.Second
 
 var errLate = errors.New("it did not answer in time")
 
-// Break takes key from the holder with token fence, on every node that has it. A majority must
-// answer. ErrLost: none of them knows such a holder. A node's own token may be smaller than the
-// lease's, which was raised after the grant, so Break first finds the holder by Lookup.
+// Break takes key from the holder with token fence, on every node that has it; readers whose tokens
+// are equal lose it together. A majority must answer. ErrLost: none of them knows such a holder. A
+// node's own token may be smaller than the lease's, which was raised after the grant, so Break first
+// finds the holder by Lookup.
 func (b *Backend) Break(ctx context.Context, key string, h driver.Holder) error {
 	if err := b.begin(ctx); err != nil {
 		return err
@@ -226,43 +229,45 @@ func (b *Backend) Break(ctx context.Context, key string, h driver.Holder) error 
 	defer b.calls.Done()
 	ctx, cancel := context.WithTimeout(ctx, inspectTimeout)
 	defer cancel()
-	owner, err := b.ownerOf(ctx, key, h.Fence)
+	owners, err := b.ownersOf(ctx, key, h.Fence)
 	if err != nil {
 		return err
 	}
 	return b.answered(b.each(ctx, func(ctx context.Context, n *node) error {
-		return n.breakHold(ctx, key, owner)
+		return n.breakHold(ctx, key, owners)
 	}))
 }
 
-// ownerOf returns the owner of key with token fence: of a lease with this token on a majority,
+// ownersOf returns the owners of key with token fence: of leases with this token on a majority,
 // or of a node on which only this token is known.
-func (b *Backend) ownerOf(ctx context.Context, key string, fence uint64) (string, error) {
+func (b *Backend) ownersOf(ctx context.Context, key string, fence uint64) (owners []string, err error) {
 	s, err := b.lookup(ctx, key)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
 	leases := map[string]bool{}
 	for _, h := range s.Holders {
-		if h.Fence == fence {
-			return h.Owner, nil
+		if leases[h.Owner] = true; h.Fence == fence {
+			owners = append(owners, h.Owner)
 		}
-		leases[h.Owner] = true
 	}
-	for i := range s.Nodes {
+	for i := 0; i < len(s.Nodes) && owners == nil; i++ {
 		if n := s.Nodes[i].State; n != nil {
 			for _, h := range n.Holders {
 				if h.Fence == fence && !leases[h.Owner] {
-					return h.Owner, nil
+					owners = append(owners, h.Owner)
 				}
 			}
 		}
 	}
-	return "", driver.ErrLost
+	if owners == nil {
+		return nil, driver.ErrLost
+	}
+	return owners, nil
 }
 
-// breakHold takes key from owner on one node.
-func (n *node) breakHold(ctx context.Context, key, owner string) error {
+// breakHold takes key from owners on one node.
+func (n *node) breakHold(ctx context.Context, key string, owners []string) error {
 	a, ok := n.backend.(driver.Admin)
 	if !ok {
 		return errors.New("it has no way to break a lock")
@@ -276,7 +281,7 @@ func (n *node) breakHold(ctx context.Context, key, owner string) error {
 		return err
 	}
 	for _, h := range s.Holders {
-		if request(h.Owner) != owner {
+		if !slices.Contains(owners, request(h.Owner)) {
 			continue
 		}
 		if err := a.Break(ctx, key, h); err != nil && !errors.Is(err, driver.ErrLost) {

@@ -106,7 +106,9 @@ func (b *Backend) newLease(ctx context.Context, req *driver.Request) *lease {
 			ttl: req.TTL, timeout: b.timeout(req.TTL),
 		},
 	}
-	l.req.Wait = false
+	if l.req.Wait = false; req.Mode == driver.Shared {
+		l.req.Tokens = 0 // a range is for who passes the lock on
+	}
 	for i := range l.requests {
 		g := &l.requests[i]
 		g.l, g.n = l, b.nodes[i]
@@ -319,6 +321,8 @@ func (l *lease) number(h *driver.HeldError) owner {
 		return nobody
 	case h.ReservedForWaiter:
 		return firstWaiter
+	case h.Mode == driver.Shared:
+		return readers
 	}
 	name := request(h.Holder)
 	switch name {

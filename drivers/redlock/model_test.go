@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
@@ -13,6 +14,7 @@ import (
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/quorum"
 	"github.com/redlock-go/redlock/drivers/goredis"
+	"github.com/redlock-go/redlock/drivers/internal/async"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
@@ -22,7 +24,7 @@ func TestTheSimulatedNodeIsTheRealOne(t *testing.T) {
 	t.Parallel()
 	for kind, s := range map[string]*server.Server{"redis": server.Redis(t), "valkey": server.Valkey(t)} {
 		t.Run(kind, func(t *testing.T) {
-			c := redis.NewClient(&redis.Options{Addr: s.Addr(), ReadTimeout: 10 * time.Second})
+			c := redis.NewClient(&redis.Options{Addr: s.Addr(), ReadTimeout: 10 * time.Second, MaxRetries: -1}) // else no vote is given back
 			defer func() { _ = c.Close() }()
 			plain, guarded := uint64(Amount(20, 60)), uint64(Amount(6, 12))
 			if testing.Short() {
@@ -55,19 +57,21 @@ func duelWith(t *testing.T, c *redis.Client, s *server.Server, seed uint64, guar
 
 // duel makes the same calls on both, and compares them.
 type duel struct {
-	t      *testing.T
-	seed   uint64
-	rng    *rand.Rand
-	key    string
-	name   string // the lock's key on the server
-	real   *goredis.Backend
-	redis  *server.Server
-	sim    *simNode
-	quorum quorum.Info
-	blind  bool // the other nodes' clocks are not known
-	pairs  []pair
-	last   uint64 // the largest token so far
-	log    []string
+	t       *testing.T
+	seed    uint64
+	rng     *rand.Rand
+	key     string
+	name    string // the lock's key on the server
+	real    *goredis.Backend
+	redis   *server.Server
+	sim     *simNode
+	quorum  quorum.Info
+	reads   bool     // readers come
+	readers []string // have come
+	blind   bool     // the other nodes' clocks are not known
+	pairs   []pair
+	last    uint64 // the largest token so far
+	log     []string
 }
 
 func (d *duel) others() time.Time {
@@ -77,7 +81,10 @@ func (d *duel) others() time.Time {
 	return time.Now()
 }
 
-type pair struct{ real, sim driver.Lease }
+type pair struct {
+	real, sim driver.Lease
+	what      string
+}
 
 func (d *duel) run() {
 	for range 50 {
@@ -109,11 +116,16 @@ func (d *duel) step(ctx context.Context) string {
 		i := d.rng.IntN(len(d.pairs))
 		p := d.pairs[i]
 		d.pairs = append(d.pairs[:i], d.pairs[i+1:]...)
+		back := d.rng.IntN(2) == 0
+		if back {
+			p.real.(async.Vote).GiveBack(true)
+			p.sim.(async.Vote).GiveBack(true)
+		}
 		errA, errB := p.real.Release(ctx), p.sim.Release(ctx)
 		if errors.Is(errA, driver.ErrLost) || errors.Is(errB, driver.ErrLost) {
 			errA, errB = nil, nil // drivers may report it, but need not
 		}
-		return "release: " + d.same(errA, errB, 0, 0)
+		return fmt.Sprintf("release %s, given back: %v: %s", p.what, back, d.same(errA, errB, 0, 0))
 	}
 	d.do("DEL", d.name)
 	d.sim.s.expire()
@@ -187,14 +199,21 @@ func (d *duel) acquire(ctx context.Context) string {
 	if d.last != 0 && d.rng.IntN(3) == 0 {
 		req.ExactFence = d.last + uint64(d.rng.IntN(20)) - 10
 	}
-	what := fmt.Sprintf("acquire %s from %d join %d: ", req.Owner, req.FenceFloor, req.ExactFence)
+	if d.reads = d.reads != (d.rng.IntN(4) == 0); d.reads { // in phases, so that there are many readers
+		// An owner has one mode, and asks again only if it joins.
+		if req.Mode = driver.Shared; req.ExactFence == 0 || d.readers == nil || d.rng.IntN(2) == 0 {
+			d.readers = append(d.readers, fmt.Sprintf("r%d/1", len(d.log)))
+		}
+		req.Owner = d.readers[len(d.readers)-1]
+	}
+	what := fmt.Sprintf("acquire %s %v from %d join %d: ", req.Owner, req.Mode, req.FenceFloor, req.ExactFence)
 	a, errA := d.real.Acquire(ctx, &req)
 	b, errB := d.sim.Acquire(ctx, &req)
 	var fa, fb uint64
 	if errA == nil && errB == nil {
 		fa, fb = a.Grant().Fence, b.Grant().Fence
 		d.last = max(d.last, fa)
-		d.pairs = append(d.pairs, pair{a, b})
+		d.pairs = append(d.pairs, pair{a, b, what})
 	}
 	return what + d.same(errA, errB, fa, fb)
 }
@@ -240,14 +259,21 @@ func (d *duel) compare() {
 	d.sim.s.mu.Lock()
 	defer d.sim.s.mu.Unlock()
 	k := d.sim.s.key()
-	a, b := "free", "free"
-	if len(s.Holders) > 0 {
-		a = fmt.Sprint(request(s.Holders[0].Owner), " ", s.Holders[0].Fence)
+	var a, b []string
+	for _, h := range s.Holders {
+		a = append(a, fmt.Sprint(request(h.Owner), " ", h.Fence))
 	}
 	if k.owner != "" {
-		b = fmt.Sprint(request(k.owner), " ", k.fence)
+		b = append(b, fmt.Sprint(request(k.owner), " ", k.fence))
 	}
-	if a != b || s.Fence != k.counter {
+	if k.readers != nil {
+		for _, r := range k.readers.all {
+			b = append(b, fmt.Sprint(request(r.owner), " ", r.fence))
+		}
+	}
+	slices.Sort(a)
+	slices.Sort(b)
+	if !slices.Equal(a, b) || s.Fence != k.counter {
 		d.t.Errorf("the real node has %s, counter %d; the simulated one %s, counter %d", a, s.Fence, b, k.counter)
 	}
 }

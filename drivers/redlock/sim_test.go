@@ -110,6 +110,7 @@ type world struct {
 	differ    bool          // every value is drawn separately for each client
 	tick      time.Duration // clients round the tokens that they propose to whole ticks; zero: they do not
 	life      time.Duration // lifetime of counters
+	reads     int           // how many of ten bids are readers'
 	ranged    bool          // a part of the bids asks for ranges of tokens
 	machines  []*simMachine // guarded by mu
 	changed   chan struct{} // closed when the number of nodes has changed
@@ -125,8 +126,9 @@ type world struct {
 
 	mu        sync.Mutex
 	active    map[*holder]time.Time // until when each holder believes that it has the lock
-	ranges    [][2]uint64           // the first and last tokens of all leases: a holder may have used all when it dies
+	ranges    []leased              // the first and last tokens of all leases: a holder may have used all when it dies
 	largest   uint64                // largest token of the returned leases
+	writers   uint64                // and of those of writers
 	grants    int
 	renewals  int
 	problem   error
@@ -136,6 +138,13 @@ type world struct {
 type holder struct {
 	token uint64
 	m     *simMachine
+	reads bool
+}
+
+// leased is the first and the last token of a lease.
+type leased struct {
+	first, last uint64
+	reads       bool
 }
 
 const simKeyName = "k"
@@ -217,6 +226,9 @@ func newWorld(k kind, seed uint64, s sabotage) *world {
 	}
 	if s == (sabotage{}) || s.node.first { // the known schedules without another part have none
 		w.ranged = rand.New(rand.NewPCG(seed, 4)).IntN(2) == 0
+	}
+	if s == (sabotage{}) {
+		w.reads = []int{0, 0, 5, 9}[rand.New(rand.NewPCG(seed, 5)).IntN(4)]
 	}
 	w.life = shortestLife + 4*max(w.guard, mostGuard) + time.Duration(w.rng.Int64N(int64(time.Minute)))
 	return w
@@ -500,6 +512,9 @@ func (w *world) bid(b *Backend, rng *rand.Rand, owner string) bool {
 	if w.ranged && rng.IntN(3) > 0 {
 		req.Tokens = uint32(math.Pow(driver.MaxTokens, rng.Float64()))
 	}
+	if w.reads > 0 && rng.IntN(10) < w.reads {
+		req.Mode = driver.Shared
+	}
 	m := b.nodes[0].backend.(*simNode).machine
 	m.thaw()
 	w.mu.Lock()
@@ -511,7 +526,7 @@ func (w *world) bid(b *Backend, rng *rand.Rand, owner string) bool {
 		return false
 	}
 	w.trace("%s has the lock: %s", owner, l.(*lease))
-	h := w.granted(m, l.Grant(), m.end(l.(*lease).expiry()), before)
+	h := w.granted(&holder{m: m, reads: req.Mode == driver.Shared}, l.Grant(), m.end(l.(*lease).expiry()), before)
 	for range rng.IntN(4) {
 		time.Sleep(time.Duration(rng.Int64N(int64(min(w.pace(), ttl*2/3)))))
 		m.thaw()
@@ -559,27 +574,30 @@ func (w *world) leave(b *Backend, dies bool) {
 }
 
 // granted checks a grant when it is returned.
-func (w *world) granted(m *simMachine, g driver.Grant, end time.Time, before uint64) *holder {
+func (w *world) granted(h *holder, g driver.Grant, end time.Time, before uint64) *holder {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	now, token := time.Now(), g.Fence
 	first := token - uint64(max(g.Tokens, 1)) + 1
 	w.grants++
 	switch {
-	case w.orderly && slices.ContainsFunc(w.ranges, func(r [2]uint64) bool { return first <= r[1] && r[0] <= token }):
+	case w.orderly && slices.ContainsFunc(w.ranges, func(r leased) bool { return first <= r.last && r.first <= token && !(r.reads && h.reads) }):
 		w.fail("G2: a token of %d to %d was granted twice", first, token)
 	case w.orderly && first <= before:
 		w.fail("G2: token %d was granted after %d had been returned", first, before)
 	case !now.Before(end):
 		w.fail("G1: a lease was returned %v after its end", now.Sub(end))
 	}
-	w.ranges = append(w.ranges, [2]uint64{first, token})
+	w.ranges = append(w.ranges, leased{first, token, h.reads})
 	w.largest = max(w.largest, token)
 	select {
 	case w.taken <- struct{}{}:
 	default:
 	}
-	h := &holder{token, m}
+	if !h.reads {
+		w.writers = max(w.writers, token)
+	}
+	h.token = token
 	w.believe(h, end, now)
 	return h
 }
@@ -587,7 +605,7 @@ func (w *world) granted(m *simMachine, g driver.Grant, end time.Time, before uin
 // believe notes that h believes that it has the lock from now until end.
 func (w *world) believe(h *holder, end, now time.Time) {
 	for other, until := range w.active {
-		if other != h && now.Before(until) && now.Before(end) && !w.kind.wild && !w.kind.vanishes {
+		if other != h && !(other.reads && h.reads) && now.Before(until) && now.Before(end) && !w.kind.wild && !w.kind.vanishes {
 			w.fail("G1: token %d is valid for another %v, and token %d was granted beside it", other.token, until.Sub(now), h.token)
 		}
 	}
@@ -597,6 +615,9 @@ func (w *world) believe(h *holder, end, now time.Time) {
 func (w *world) renew(m *simMachine, l driver.Lease, h *holder, ttl time.Duration) bool {
 	w.mu.Lock()
 	before := w.largest
+	if h.reads {
+		before = w.writers
+	}
 	w.mu.Unlock()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -985,6 +1006,9 @@ func (w *world) cleanup() {
 		k := s.key()
 		if k.owner != "" && time.Now().After(w.leftovers) {
 			w.fail("G4: %s has node %d for another %v", k.owner, s.id, k.until.Sub(s.clock()))
+		}
+		if k.readers != nil && time.Now().After(w.leftovers) {
+			w.fail("G4: readers have node %d for another %v: %+v", s.id, k.until.Sub(s.clock()), k.readers.all)
 		}
 		if k.next != "" {
 			w.fail("G4: node %d is kept for the first waiter for another %v", s.id, k.until.Sub(s.clock()))

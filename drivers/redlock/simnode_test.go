@@ -49,7 +49,7 @@ var (
 )
 
 func (n *simNode) Info() driver.Info {
-	return driver.Info{Name: "sim", Features: driver.FeatureQuorumNode | driver.FeatureFencing | driver.FeatureTokens, MinTTL: driver.MinTTL, MaxTTL: time.Hour}
+	return driver.Info{Name: "sim", Features: driver.FeatureQuorumNode | driver.FeatureFencing | driver.FeatureShared | driver.FeatureTokens, MinTTL: driver.MinTTL, MaxTTL: time.Hour}
 }
 func (n *simNode) Close() error   { return nil }
 func (n *simNode) String() string { return fmt.Sprintf("sim-%d", n.s.id) }
@@ -426,11 +426,14 @@ func (n *simNode) Acquire(ctx context.Context, r *driver.Request) (driver.Lease,
 	}
 	req, q, start := *r, *r.Quorum, time.Now()
 	req.Quorum = &q
-	op, c := simAcquire, simCall{me: r.Owner, ttl: r.TTL, token: r.FenceFloor, more: int64(max(r.Tokens, 1)) - 1, life: n.counterLife(r.TTL)}
+	op, c := simAcquire, simCall{me: r.Owner, ttl: r.TTL, token: r.FenceFloor, more: int64(max(r.Tokens, 1)) - 1, life: n.counterLife(r.TTL), reads: r.Mode == driver.Shared}
+	if c.reads { // a reader gets one token
+		c.more = 0
+	}
 	if r.ExactFence != 0 {
 		op, c.token, c.seen = simJoin, r.ExactFence, max(r.FenceFloor, r.ExactFence)
 	} else if q.WaitingSince != 0 {
-		c.place = n.stand(r.Owner, q.WaitingSince)
+		c.place = n.stand(r.Owner, q.WaitingSince, c.reads)
 	}
 	a := n.run(ctx, op, &q, c)
 	if a.err == nil {
@@ -454,11 +457,15 @@ func (n *simNode) counterLife(ttl time.Duration) time.Duration { return n.life +
 const simKept = 30 * time.Millisecond
 
 // stand returns the client's place in the wait queue.
-func (n *simNode) stand(owner string, since uint64) simPlace {
+func (n *simNode) stand(owner string, since uint64, reads bool) simPlace {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.place == "" {
-		n.place = fmt.Sprintf("%s.0.%d", request(owner), simKept.Milliseconds())
+		number := "0"
+		if reads {
+			number = "r0"
+		}
+		n.place = fmt.Sprintf("%s.%s.%d", request(owner), number, simKept.Milliseconds())
 	}
 	return simPlace{n.place, since}
 }
@@ -527,7 +534,7 @@ func (l *simLease) Grant() driver.Grant { return l.grant }
 
 func (l *simLease) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, error) {
 	start := time.Now()
-	a := l.n.run(ctx, simRenew, l.req.Quorum, simCall{me: l.req.Owner, ttl: r.TTL, token: l.grant.Fence, least: r.MinFence, life: l.n.counterLife(r.TTL)})
+	a := l.n.run(ctx, simRenew, l.req.Quorum, simCall{me: l.req.Owner, ttl: r.TTL, token: l.grant.Fence, least: r.MinFence, life: l.n.counterLife(r.TTL), reads: l.req.Mode == driver.Shared})
 	return grantOf(a, start, r.TTL, l.req.Quorum), a.err
 }
 

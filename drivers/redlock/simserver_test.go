@@ -82,16 +82,66 @@ type simMemory struct {
 type simMark struct{ high, top, floor int64 }
 
 type simKey struct {
-	owner   string // empty: free, or reserved for the next waiter
-	next    string // the place in the queue for which the key is reserved
-	since   uint64 // since when this waiter waits
+	owner   string      // empty: free, or reserved for the next waiter, or readers have it
+	readers *simReaders // nil: none
+	next    string      // the place in the queue for which the key is reserved
+	since   uint64      // since when this waiter waits
 	fence   uint64
 	until   time.Time // by the server's clock
 	counter uint64    // zero: no counter
 	ends    time.Time // when the counter expires
 }
 
-func (k *simKey) free() bool { return k.owner == "" && k.next == "" }
+func (k *simKey) free() bool { return k.owner == "" && k.next == "" && k.readers == nil }
+
+func (k *simKey) clear() { k.owner, k.next, k.readers = "", "", nil }
+
+// simReaders are the readers that have a key. It is never changed, since written memories have it.
+type simReaders struct {
+	all   []simReader
+	base  uint64 // the counter when the first of them came
+	votes bool   // all since then were votes that were given back, or may be
+}
+
+// simReader is a reader that has a key, or a waiter for which the key is kept.
+type simReader struct {
+	owner string // empty: a waiter
+	place string
+	fence uint64
+	until time.Time
+}
+
+// without returns the readers without these, or nil if none is left. Unless they are votes that are given
+// back, they may have been leases.
+func (r *simReaders) without(ends func(simReader) bool, votes bool) *simReaders {
+	if r == nil || !slices.ContainsFunc(r.all, ends) {
+		return r
+	}
+	left := slices.DeleteFunc(slices.Clone(r.all), ends)
+	if len(left) == 0 {
+		return nil
+	}
+	return &simReaders{left, r.base, r.votes && votes}
+}
+
+// with returns the readers with one more.
+func (r *simReaders) with(one simReader, votes bool) *simReaders {
+	return &simReaders{append(slices.Clone(r.all), one), r.base, r.votes && votes}
+}
+
+func (r *simReaders) find(owner string) *simReader {
+	if r != nil {
+		for i := range r.all {
+			if one := &r.all[i]; one.owner == owner && owner != "" {
+				return one
+			}
+		}
+	}
+	return nil
+}
+
+// reads reports whether a place in the queue is a reader's.
+func (p simPlace) reads() bool { return strings.Contains(p.place, ".r") }
 
 // simPlace is a place in the wait queue. Its name begins with the process, before a dot, and
 // ends, after another dot, with the milliseconds for which the key is reserved for it.
@@ -156,8 +206,9 @@ func (s *simServer) micros() int64 { return s.clock().UnixMicro() }
 func (s *simServer) key() *simKey {
 	k := &s.memory.lock
 	if s.over(k.until) {
-		k.owner, k.next = "", ""
+		k.clear()
 	}
+	k.readers = k.readers.without(func(r simReader) bool { return !s.clock().Before(r.until) }, false)
 	if s.over(k.ends) {
 		k.counter = 0
 	}
@@ -407,6 +458,7 @@ type simCall struct {
 
 	place simPlace // place in the queue, for acquire; its name is empty without a waiter
 	seen  uint64   // for join: the nodes' time when the lease was last confirmed
+	reads bool     // for acquire, join and renew: shared mode
 	back  int64    // for release: the counter before the grant, and 1, if the vote is given back
 	quiet bool     // for release: no waiter is told
 }
@@ -457,6 +509,16 @@ func (s *simServer) acquire(c simCall, t *quorum.Terms) simReply {
 	case k.free():
 		s.quit(me.place)
 		return s.grant(k, c, t, x)
+	case k.readers != nil && c.reads:
+		if one := k.readers.find(c.me); one != nil {
+			s.prolong(k, c, t)
+			return s.reply(one.fence, nil)
+		}
+		kept := func(r simReader) bool { return r.place == me.place && r.owner == "" }
+		if slices.ContainsFunc(k.readers.all, kept) || !s.waits(me.since) {
+			s.quit(me.place)
+			return s.grant(k, c, t, x)
+		}
 	case k.next == "":
 	case k.next == me.place:
 		return s.grant(k, c, t, x)
@@ -477,7 +539,13 @@ func (s *simServer) acquire(c simCall, t *quorum.Terms) simReply {
 
 func (s *simServer) held(k *simKey) simReply {
 	now := s.clock()
-	return s.reply(0, &driver.HeldError{Holder: k.owner, ReservedForWaiter: k.next != "", RetryAfter: k.until.Sub(now.Truncate(time.Millisecond)), Server: s.name(), Clock: now})
+	mode, kept := driver.Exclusive, k.next != ""
+	if r := k.readers; r != nil && slices.ContainsFunc(r.all, func(one simReader) bool { return one.owner != "" }) {
+		mode = driver.Shared
+	} else if r != nil {
+		kept = true
+	}
+	return s.reply(0, &driver.HeldError{Holder: k.owner, Mode: mode, ReservedForWaiter: kept, RetryAfter: k.until.Sub(now.Truncate(time.Millisecond)), Server: s.name(), Clock: now})
 }
 
 // grant takes the key with a token of at least x.
@@ -491,10 +559,74 @@ func (s *simServer) grant(k *simKey, c simCall, t *quorum.Terms, x int64) simRep
 	if s.broken.first {
 		k.counter -= uint64(c.more)
 	}
-	k.owner, k.next, k.fence, k.until = c.me, "", uint64(x), s.keep(c.ttl, t)
-	r := s.reply(k.fence, nil)
+	r := s.reply(uint64(x), nil)
 	r.before = old + 1
+	s.own(k, c, t, uint64(x), uint64(old), true)
 	return r
+}
+
+// own makes the caller an owner of the key, beside readers if it is one. before is what the counter was.
+func (s *simServer) own(k *simKey, c simCall, t *quorum.Terms, fence, before uint64, vote bool) {
+	if !c.reads {
+		k.clear()
+		k.owner, k.fence, k.until = c.me, fence, s.keep(c.ttl, t)
+		return
+	}
+	if k.readers == nil {
+		k.clear()
+		k.readers = &simReaders{base: before, votes: true}
+	}
+	left := slices.DeleteFunc(slices.Clone(k.readers.all), func(r simReader) bool { return r.owner == "" && r.place == c.place.place })
+	k.readers = (&simReaders{left, k.readers.base, k.readers.votes}).with(simReader{owner: c.me, fence: fence, until: s.keep(c.ttl, t)}, vote)
+	s.admit(k)
+	s.last(k)
+}
+
+// prolong extends a reader's time.
+func (s *simServer) prolong(k *simKey, c simCall, t *quorum.Terms) {
+	one := *k.readers.find(c.me)
+	one.until = s.keep(c.ttl, t)
+	left := slices.DeleteFunc(slices.Clone(k.readers.all), func(r simReader) bool { return r.owner == c.me })
+	k.readers = (&simReaders{left, k.readers.base, k.readers.votes}).with(one, false)
+	s.last(k)
+}
+
+// last lets the key end with the last of its readers.
+func (s *simServer) last(k *simKey) {
+	k.until = time.Time{}
+	for _, r := range k.readers.all {
+		if r.until.After(k.until) {
+			k.until = r.until
+		}
+	}
+}
+
+// waits reports whether a writer waits that came before since.
+func (s *simServer) waits(since uint64) bool {
+	s.queue = slices.DeleteFunc(s.queue, func(p simPlace) bool { return !p.reads() && p.since < since && s.lost(p) })
+	return slices.ContainsFunc(s.queue, func(p simPlace) bool { return !p.reads() && p.since < since })
+}
+
+// lost reports whether the process of a place is gone.
+func (s *simServer) lost(p simPlace) bool {
+	process, _, _ := strings.Cut(p.place, ".")
+	return s.gone[process]
+}
+
+// admit keeps the key for the readers that are first in the queue.
+func (s *simServer) admit(k *simKey) {
+	for len(s.queue) > 0 && s.queue[0].reads() {
+		first := s.queue[0]
+		s.queue = s.queue[1:]
+		if s.lost(first) {
+			continue
+		}
+		if k.readers == nil {
+			k.readers = &simReaders{base: k.counter, votes: true}
+		}
+		k.readers = k.readers.with(simReader{place: first.place, until: s.ending(first.kept())}, true)
+		s.last(k)
+	}
 }
 
 // The constants of lua/counter.lua, in microseconds.
@@ -540,13 +672,20 @@ func (s *simServer) join(c simCall, t *quorum.Terms) simReply {
 	k, now, x := s.key(), s.micros(), int64(c.token)
 	refused := s.reply(0, &driver.RefusedError{RetryAfter: time.Millisecond, Reason: "the counter is above the token, or may have been"})
 	old := int64(k.counter)
-	switch {
+	above := old
+	if k.readers != nil { // they may have raised the counter, and no writer has
+		above = int64(k.readers.base)
+	}
+	switch one := k.readers.find(c.me); {
 	case k.owner == c.me:
 		k.until = s.keep(c.ttl, t)
 		return s.reply(k.fence, nil)
-	case k.owner != "":
+	case one != nil:
+		s.prolong(k, c, t)
+		return s.reply(one.fence, nil)
+	case k.owner != "" || k.readers != nil && !c.reads:
 		return s.held(k)
-	case old > x && !s.broken.join && (t.Guard == 0 || old+simLag+int64(t.Quarantine/time.Microsecond) >= int64(c.seen)):
+	case above > x && !s.broken.join && (t.Guard == 0 || above+simLag+int64(t.Quarantine/time.Microsecond) >= int64(c.seen)):
 		return refused
 	case old == 0 && (x <= s.floor() || now > int64(c.seen)+int64(c.life/time.Microsecond)-simInterval):
 		return refused
@@ -556,18 +695,21 @@ func (s *simServer) join(c simCall, t *quorum.Terms) simReply {
 		stored = s.pass(stored, old == 0, 0)
 	}
 	s.count(k, stored, c.life)
-	k.owner, k.next, k.fence, k.until = c.me, "", c.token, s.keep(c.ttl, t)
+	s.own(k, c, t, c.token, uint64(old), false)
 	return s.reply(c.token, nil)
 }
 
 // renew models lua/renew.lua. The caller holds s.mu.
 func (s *simServer) renew(c simCall, t *quorum.Terms) simReply {
 	k := s.key()
+	one := k.readers.find(c.me)
 	switch {
-	case s.broken.owner && k.owner != c.me:
+	case s.broken.owner && k.owner != c.me && one == nil:
 		k.counter = max(k.counter, c.least)
 		return s.reply(c.token, nil)
-	case k.owner != c.me, k.fence != c.token && !s.broken.instance:
+	case c.reads && one == nil, !c.reads && k.owner != c.me:
+		return s.reply(0, driver.ErrLost)
+	case c.reads && one.fence != c.token, !c.reads && k.fence != c.token && !s.broken.instance:
 		return s.reply(0, driver.ErrLost)
 	}
 	old, x := int64(k.counter), int64(max(c.token, c.least))
@@ -577,7 +719,11 @@ func (s *simServer) renew(c simCall, t *quorum.Terms) simReply {
 		x = s.pass(x, old == 0, 0)
 	}
 	s.count(k, x, c.life)
-	k.until = s.keep(c.ttl, t)
+	if c.reads {
+		s.prolong(k, c, t)
+	} else {
+		k.until = s.keep(c.ttl, t)
+	}
 	return s.reply(c.token, nil)
 }
 
@@ -589,22 +735,42 @@ func (s *simServer) release(c simCall, quits string) simReply {
 	defer s.note()
 	k := s.key()
 	mine := c.me != "" && k.owner == c.me && (c.token == 0 || k.fence == c.token)
+	readers := k.readers
+	if one := readers.find(c.me); one != nil && (c.token == 0 || one.fence == c.token) {
+		mine = true
+		k.readers = readers.without(func(r simReader) bool { return r.owner == c.me }, c.back != 0)
+		if c.back != 0 && readers.votes && k.readers == nil {
+			k.counter = readers.base
+		}
+	}
 	if quits != "" {
 		s.quit(quits)
-		mine = mine || k.free() || k.next == quits
+		mine = mine || k.free() || k.next == quits || readers != nil
+		k.readers = k.readers.without(func(r simReader) bool { return r.owner == "" && r.place == quits }, true)
 	}
 	if !mine {
 		return s.reply(0, driver.ErrLost)
 	}
-	if c.back != 0 && k.counter == k.fence {
-		k.counter = uint64(c.back - 1)
+	if readers == nil {
+		if c.back != 0 && k.counter == k.fence {
+			k.counter = uint64(c.back - 1)
+		}
+		k.clear()
 	}
-	k.owner, k.next = "", ""
-	for !c.quiet && len(s.queue) > 0 && k.next == "" {
+	if !c.quiet {
+		s.admit(k)
+	}
+	if k.readers != nil {
+		s.last(k)
+		return s.reply(0, nil)
+	}
+	for !c.quiet && len(s.queue) > 0 && k.free() {
 		first := s.queue[0]
 		s.queue = s.queue[1:]
-		process, _, _ := strings.Cut(first.place, ".")
-		if s.gone[process] {
+		if s.lost(first) {
+			if s.admit(k); k.readers != nil {
+				break
+			}
 			continue
 		}
 		kept := first.kept()
@@ -653,7 +819,7 @@ func (s *simServer) setClock(offset time.Duration) {
 func (s *simServer) expire() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.memory.lock.owner, s.memory.lock.next = "", ""
+	s.memory.lock.clear()
 	s.note()
 }
 

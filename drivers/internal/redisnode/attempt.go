@@ -61,16 +61,24 @@ func (n *Node) attempt(req *driver.Request) *attempt {
 		t.ask.op, t.floor = lua.Join, req.ExactFence
 		t.more = []string{strconv.FormatUint(max(req.FenceFloor, req.ExactFence), 10)}
 	}
-	if t.shared = req.Mode == driver.Shared; t.shared {
-		t.ask.op, t.more = lua.AcquireShared, []string{"", queueLife, "0"}
+	if t.shared = req.Mode == driver.Shared; t.shared && t.ask.op == lua.Join {
+		t.ask.op = lua.JoinShared
+	} else if t.shared {
+		t.ask.op = lua.AcquireShared
+		if t.more = []string{"", queueLife, "0"}; t.quorum != nil {
+			t.more = append(t.more, "1")
+		}
 	}
 	var lock string
 	lock, t.value = t.names.Of(n.names, req.Key, t.owner, t.floor)
 	t.proposal = t.value[len(t.owner)+1:]
 	t.ask.q, t.ask.ttl, t.ask.script = n.guard.of(t.quorum), req.TTL, t
 	t.ask.keys = n.fenced(t.ask.room.keys[:0], lock, t.names.Counter, req.Key, t.ask.q)
-	if t.shared {
-		t.ask.keys = slices.Insert(t.ask.keys, 3, n.names.Readers(req.Key), t.names.WaitQueue) // meta is the last
+	switch t.ask.op { // meta is the last
+	case lua.AcquireShared:
+		t.ask.keys = slices.Insert(t.ask.keys, 3, n.names.Readers(req.Key), t.names.WaitQueue)
+	case lua.JoinShared:
+		t.ask.keys = slices.Insert(t.ask.keys, 3, n.names.Readers(req.Key))
 	}
 	return t
 }
@@ -86,7 +94,7 @@ func (t *attempt) free() {
 func (t *attempt) args(p *process, args []string) []string {
 	t.last.process, t.last.notAfter = p, p.clock.at(t.deadline)
 	args = append(args, strconv.FormatInt(t.last.notAfter, 10), t.owner, t.span.px, t.proposal, t.span.life)
-	if t.shared {
+	if t.ask.op == lua.AcquireShared {
 		args = append(args, flag(t.again || t.node.cfg.Repeats), t.node.tells(), t.node.waiterChannels)
 	}
 	return append(args, t.more...)
@@ -113,7 +121,7 @@ func (t *attempt) end(ctx context.Context, err error) (driver.Lease, error) {
 	n, key, l := t.node, t.key, t.lease
 	if len(t.late) > 0 {
 		if err != nil {
-			n.cleanUp(ctx, unsettled{t.key, t.owner + "|", t.shared, t.last.life, t.place, t.late, t.quorum != nil && t.ask.op == lua.Acquire})
+			n.cleanUp(ctx, unsettled{t.key, t.owner + "|", t.shared, t.last.life, t.place, t.late, t.quorum != nil && (t.ask.op == lua.Acquire || t.ask.op == lua.AcquireShared)})
 		}
 	} else if t.answered {
 		t.free()

@@ -87,8 +87,6 @@ func (n *Node) checkOwn(req *driver.Request) error {
 		return driver.Invalid("key", "begins with %q, which is reserved for the keys beside locks", names.Layout)
 	case strings.Contains(req.Owner, "|"):
 		return driver.Invalid("owner", "contains '|'")
-	case req.Mode == driver.Shared && req.Quorum != nil:
-		return driver.Invalid("mode", "a quorum has no shared mode")
 	case req.ExactFence > driver.MaxFence:
 		return driver.Invalid("ExactFence", "%d is over the largest token, %d", req.ExactFence, uint64(driver.MaxFence))
 	}

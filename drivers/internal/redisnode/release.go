@@ -77,7 +77,7 @@ func (t *releasing) args(p *process, args []string) []string {
 		silent = "silent"
 	}
 	switch {
-	case t.giveBack && !t.again && !t.shared:
+	case t.giveBack && !t.again:
 		before := ""
 		if t.before > 0 {
 			before = strconv.FormatInt(t.before, 10)
@@ -127,7 +127,8 @@ func (t *releasing) heard(a *answer, err error, late bool) error {
 		}
 		return nil
 	case 4:
-		if !t.shared {
+		if !t.shared { // which has given the vote back
+			t.giveBack = false
 			t.share()
 			return errAgain
 		}
@@ -198,7 +199,7 @@ func (n *Node) undo(ctx context.Context, t unsettled) {
 	}
 	ended := async.Within(ctx, t.life)
 	if fence, before := n.votes(t.late); t.vote && before != unknown {
-		vote := n.releasing(t.key, t.value+strconv.FormatInt(fence, 10), "", false, names.Siblings{Counter: n.names.Counter(t.key), WaitQueue: n.names.WaitQueue(t.key)})
+		vote := n.releasing(t.key, t.value+strconv.FormatInt(fence, 10), "", t.shared, names.Siblings{Counter: n.names.Counter(t.key), WaitQueue: n.names.WaitQueue(t.key)})
 		vote.giveBackTo(before)
 		_, _ = vote.do(ctx)
 	}

@@ -3,8 +3,8 @@
 -- KEYS: 1 lock, 2 counter, 3 mark, 4 readers, 5 queue.
 -- ARGV: 1 not-after (us), 2 owner/attempt, 3 PX without GRACE (ms), 4 proposed token (us) or 0, 5 life of the counter after its token (ms),
 -- 6 '1' if the command may be a repetition, 7 '1' if the reply of PUBLISH tells whether a waiter is there, 8 prefix of a waiter's own
--- channel, 9 place in the queue or '', 10 PX of the queue (ms), 11 since when the caller waits (us) or 0.
--- Reply: {1, token, TIME} granted; {0, value, PTTL, TIME} held; {-1, TIME} too late.
+-- channel, 9 place in the queue or '', 10 PX of the queue (ms), 11 since when the caller waits (us) or 0; 12 '1' in a node of a quorum.
+-- Reply: {1, token, TIME} granted, of such a node {1, token, TIME, the counter before the first of the readers} if it was not before; {0, value, PTTL, TIME} held; {-1, TIME} too late.
 local lock, mark, readers, queue, counts, channels, place = KEYS[1], KEYS[3], KEYS[4], KEYS[5], ARGV[7], ARGV[8], ARGV[9]
 -- lua/readers.lua
 -- lua/counter.lua
@@ -19,9 +19,8 @@ local function waits()
   end
 end
 local v = redis.call('GET', lock)
-local free = not v
+local free, there = not v, shared(v) and latest()
 if shared(v) then
-  latest()
   local mine = ARGV[6] == '1' and own(me)[1]
   if mine then -- a retried command
     redis.call('ZADD', readers, whole(ends), mine)
@@ -52,10 +51,11 @@ if why then return why end
 if counter and counter >= x then x = counter + 1 end
 if not counter or enters(x, counter) then x, why = look(x, not counter) end
 if why then return why end
-if not shared(v) then redis.call('DEL', readers) end
+if not there then redis.call('DEL', readers) end
+local before = ARGV[12] and begin(VOTES, counter or 0)
 redis.call('ZREM', queue, place) -- it was not its turn yet
 redis.call('SET', KEYS[2], digits(x), 'PX', life(x, ARGV[5]))
 redis.call('ZADD', readers, whole(ends), me .. digits(x))
 admit()
 keep(latest())
-return {1, x, now}
+return {1, x, now, before and (before > 0 and whole(before) or '') or nil}

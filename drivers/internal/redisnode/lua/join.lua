@@ -18,20 +18,7 @@ local mark = KEYS[3]
 local x = tonumber(ARGV[4])
 local counter, why = parsed(redis.call('GET', KEYS[2]))
 if why then return why end
--- The bid whose vote left a larger counter may still count the vote, or be a lease. It voted before counter + 2 s, and was granted
--- within QUARANTINE after that or never; and a lease that was confirmed later has proved that no larger token was granted before.
-if counter and counter > x and counter + 2000000 + QUARANTINE >= ARGV[6] + 0 then return {-2, counter, now} end
-local stored = math.max(x, counter or 0) -- no higher, so that the lease can join again
-if not counter then
-  -- A counter above the token may have ended, unless the lease was confirmed a short while ago.
-  local high, odd, floor = marked()
-  if not high then return odd end
-  if x <= floor or now > ARGV[6] + ARGV[5] * 1000 - INTERVAL then return {-2, floor, now} end
-  stored, why = look(stored, true)
-elseif enters(stored, counter) then
-  stored, why = look(stored, false)
-end
-if why then return why end
-redis.call('SET', KEYS[2], digits(stored), 'PX', life(stored, ARGV[5]))
+local above = counter
+-- lua/join_counter.lua
 redis.call('SET', KEYS[1], me .. ARGV[4], 'PX', ARGV[3] + GRACE)
 return {1, x, now}

@@ -19,6 +19,7 @@ const (
 	Acquire Op = iota
 	Join
 	AcquireShared
+	JoinShared
 	RenewShared
 	Renew
 	Release
@@ -58,6 +59,10 @@ var (
 	acquireText string
 	//go:embed join.lua
 	joinText string
+	//go:embed join_counter.lua
+	joinCounterText string
+	//go:embed join_shared.lua
+	joinSharedText string
 	//go:embed readers.lua
 	readersText string
 	//go:embed acquire_shared.lua
@@ -83,12 +88,12 @@ var (
 // body returns the text of a script without the texts before it. A line that names another text
 // is replaced by that text.
 func (o Op) body(guard string) string {
-	text := [Ops]string{acquireText, joinText, acquireSharedText, renewSharedText, renewText, releaseText, releaseSharedText, lookupText, listenText, batchText}[o]
+	text := [Ops]string{acquireText, joinText, acquireSharedText, joinSharedText, renewSharedText, renewText, releaseText, releaseSharedText, lookupText, listenText, batchText}[o]
 	if o.Perishable() {
 		text = timeText + guard + text
 	}
 	return code(strings.NewReplacer(
-		"-- lua/counter.lua\n", counterText, "-- lua/keep_counter.lua\n", keepCounterText, "-- lua/correct_token.lua\n", correctTokenText,
+		"-- lua/counter.lua\n", counterText, "-- lua/keep_counter.lua\n", keepCounterText, "-- lua/join_counter.lua\n", joinCounterText, "-- lua/correct_token.lua\n", correctTokenText,
 		"-- lua/readers.lua\n", readersText, "-- lua/hand_over.lua\n", handOverText, "-- lua/time.lua\n", timeText, "-- lua/guard.lua\n", guard,
 	).Replace(text))
 }
@@ -136,7 +141,7 @@ func Bind(run string) [Ops]Script {
 // only the memory of its own space.
 func BindGuarded(run, space, encoded string, t *quorum.Terms) [Ops]Script {
 	var bound [Ops]Script
-	for _, o := range []Op{Acquire, Join, AcquireShared, RenewShared, Renew, Batch} {
+	for _, o := range []Op{Acquire, Join, AcquireShared, JoinShared, RenewShared, Renew, Batch} {
 		text := fmt.Sprintf("-- for %s\nlocal RUN, TERMS, HEAD, VOTE, ALLOWANCE, GRACE, QUARANTINE = '%s', '%s', '%s %s/%s ', %t, %d, %d, %d\n",
 			space, run, encoded, MetaLayout, run, encoded, o != Renew && o != RenewShared, t.Allowance/time.Microsecond, (t.Grace+time.Millisecond-1)/time.Millisecond, t.Quarantine/time.Microsecond)
 		bound[o] = New(text + code(Handshake) + o.body(guardText))

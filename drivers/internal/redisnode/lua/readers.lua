@@ -4,18 +4,42 @@
 -- lock, readers, queue and now are locals; channels is the prefix of waiters' own channels, and counts '1' if the reply of
 -- PUBLISH tells whether a waiter is there. readers is a sorted set: owner/attempt|token, or NEXT and the place of a reader that
 -- the lock is kept for, by the time (us) when it ends.
+-- A node of a quorum has one member more, whose score is -1 - the counter when the first of the readers came: VOTES as long as
+-- each reader since then was a vote that was given back, or may be, and LEASES otherwise.
 -- A reader's place in the queue is channel.rNUMBER.time, a writer's channel.number.time.
 local MARKER, NEXT, KEPT, LONGEST = 'redlock1:shared', 'redlock1:next|', 'redlock1:next|0|', 2678400000000
+local VOTES, LEASES = 'redlock1:votes', 'redlock1:leases'
 local function whole(n) return string.format('%.0f', n) end
 local function begins(text, with) return string.sub(text, 1, #with) == with end
 local function shared(v) return v and (v == MARKER or begins(v, KEPT)) end
+-- first returns that member, and what the counter was; nil: there is none.
+local function first()
+  local found = redis.call('ZRANGE', readers, '-inf', '(0', 'BYSCORE', 'WITHSCORES')
+  return found[1], found[1] and -1 - found[2]
+end
+-- begin notes what the counter is, if this is the first reader.
+local function begin(member, counter)
+  local there, before = first()
+  if not there then redis.call('ZADD', readers, whole(-1 - counter), member) end
+  return before or counter
+end
+-- leased notes that a reader is or was a lease, or may have been.
+local function leased()
+  local there, before = first()
+  if there ~= VOTES then return end
+  redis.call('ZREM', readers, VOTES)
+  redis.call('ZADD', readers, whole(-1 - before), LEASES)
+end
 -- latest returns the latest end of a reader; if there is none, that of those whom the lock is kept for, and the place of one; or
 -- nil. It forgets what has ended, some at a time.
 local function latest()
-  local ended = redis.call('ZRANGE', readers, '-inf', whole(now), 'BYSCORE', 'LIMIT', 0, 1000)
-  if ended[1] then redis.call('ZREM', readers, unpack(ended)) end
+  local ended = redis.call('ZRANGE', readers, '0', whole(now), 'BYSCORE', 'LIMIT', 0, 1000)
+  if ended[1] then
+    redis.call('ZREM', readers, unpack(ended))
+    leased()
+  end
   local all = redis.call('ZRANGE', readers, -1, -1, 'WITHSCORES')
-  if all[1] and begins(all[1], NEXT) then all = redis.call('ZRANGE', readers, 0, -1, 'WITHSCORES') end
+  if all[1] and begins(all[1], NEXT) then all = redis.call('ZRANGE', readers, '0', '+inf', 'BYSCORE', 'WITHSCORES') end
   local at, place = #all - 1, nil
   while at > 0 and begins(all[at], NEXT) do at = at - 2 end
   if at < 0 and all[1] then

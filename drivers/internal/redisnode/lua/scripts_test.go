@@ -139,7 +139,7 @@ func quoted(words []string) string {
 func texts() map[string]string {
 	texts := map[string]string{"hello": lua.Hello, "look": lua.Look, "list": lua.List}
 	bound, guarded := lua.Bind(process), lua.BindGuarded(process, "space", encoded, &terms)
-	for i, name := range []string{"acquire", "join", "acquire_shared", "renew_shared", "renew", "release", "release_shared", "lookup", "listen", "batch"} {
+	for i, name := range []string{"acquire", "join", "acquire_shared", "join_shared", "renew_shared", "renew", "release", "release_shared", "lookup", "listen", "batch"} {
 		texts[name], texts["guarded-"+name] = bound[i].Text, guarded[i].Text
 	}
 	return texts
