@@ -204,8 +204,8 @@ type Request struct {
 	// Tokens is how many tokens the grant has, at most MaxTokens (FeatureTokens only): a range that
 	// ends with Grant.Fence, and is above the counter as a whole. The counter rises to its end, so
 	// NextFence gets counter + Tokens − 1. Zero and one: one token. A backend may grant fewer, never
-	// more. dlock asks for a token per microsecond that it may keep the lock, at most, so that
-	// counters do not overtake the clock.
+	// more; a node of a quorum gives a writer all of them. dlock asks for twice as many as it used the
+	// last time, so that counters do not overtake the clock.
 	Tokens uint32
 	// Quorum is set by a quorum for its nodes. It does not change, so a node may keep it.
 	Quorum *quorum.Info

@@ -436,6 +436,9 @@ var memoryBugs = []bug{
 		return g
 	})},
 	{name: "the counter rises to the first token of a range only", want: "fence/ranges", rule: "driver.Request.Tokens", plant: firstOnly},
+	{name: "a node of a quorum gives half of a range", want: "fence/ranges", rule: "driver.Request.Tokens", plant: func(b *broken) {
+		b.sends(func(req *driver.Request) { req.Tokens /= 2 })
+	}},
 	{name: "the counter rises by one token until the lock expires", want: "fence/range-expires", rule: "driver.Request.Tokens", plant: firstOnly},
 	{name: "tokens from 1", stress: true, want: "fence/rises", rule: "rule 8", plant: onGrant(func(_ *broken, _ *brokenLease, g driver.Grant) driver.Grant {
 		g.Fence -= uint64(time.Now().Add(-time.Hour).UnixMicro())

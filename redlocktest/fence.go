@@ -74,6 +74,8 @@ func (r *run) ranges() func(l *lease, n uint32) {
 		switch {
 		case count > uint64(max(n, 1)):
 			r.fatal(ranges, "%d tokens were asked for, and %d given", n, count)
+		case count < uint64(n) && r.info.Features.Has(driver.FeatureQuorumNode):
+			r.fatal(ranges, "%d tokens were asked for, and a node of a quorum gave %d, where other nodes give all", n, count)
 		case last == 0:
 			r.comparable(g.Fence)
 		case g.Fence-count+1 <= last:
