@@ -83,12 +83,18 @@ func readerExpires(r *run) {
 	})
 }
 
-// readersShorten checks that a reader with a long TTL that releases keeps nobody out any more: the
-// key becomes free when the reader that is left ends.
+// readersShorten checks that a reader with a long TTL that releases, or renews with a short one, keeps
+// nobody out any more: the key becomes free when the reader that is left ends.
 func readersShorten(r *run) {
 	a, b := r.pair()
-	r.together(2, func(i int) {
+	r.together(3, func(i int) {
 		key := r.key()
+		if i == 2 {
+			old := r.share(a, key)
+			r.renew(old, driver.Renewal{TTL: r.short()})
+			r.release(r.succeed(b, key, old, false))
+			return
+		}
 		var long, old *lease
 		for j := range 2 {
 			if i == j {

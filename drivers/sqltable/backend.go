@@ -212,7 +212,7 @@ func (a *attempt) run() (_ driver.Lease, err error) {
 		return nil, err
 	}
 	if a.b.wasHeld(a.name) {
-		if r, err := a.look(a.name); err != nil || r.held() && !r.kept() && r.owner != string(a.owner) {
+		if r, err := a.lookSettled(a.name); err != nil || r.held() && !r.kept() && r.owner != string(a.owner) {
 			if r.shared() { // and this writer, which has come before, waits
 				_, _ = a.exec(a.b.sql.close, a.name, micros(writerWaits), micros(writerWaits/2))
 			}
@@ -225,7 +225,7 @@ func (a *attempt) run() (_ driver.Lease, err error) {
 		if l != nil || err != nil {
 			return l, err
 		}
-		r, err := a.look(a.name)
+		r, err := a.lookSettled(a.name)
 		if err != nil {
 			return nil, err
 		}

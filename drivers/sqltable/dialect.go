@@ -192,7 +192,7 @@ func (d Dialect) texts(table string, wait time.Duration) statements {
 	case SQLite:
 		// Somebody may have written a text, which is not equal to the same bytes.
 		s.translate("ADDED", `CAST(`+among+` || $2 || NEXT || '|' AS BLOB)`, "REPLACED", `CAST(replace(l.readers, $2, $3) AS BLOB)`,
-			"HAS", `instr(CAST(l.readers AS BLOB), $2) > 0`, "NEXT", next, "l.owner", "CAST(l.owner AS BLOB)", "(owner = MARK", "(CAST(owner AS BLOB) = MARK", "owner > MARK", "CAST(owner AS BLOB) > MARK")
+			"HAS", `instr(CAST(l.readers AS BLOB), $2) > 0`, "NEXT", next, "l.owner", "CAST(l.owner AS BLOB)", "l.readers = $2", "CAST(l.readers AS BLOB) = $2", "(owner = MARK", "(CAST(owner AS BLOB) = MARK", "owner > MARK", "CAST(owner AS BLOB) > MARK")
 		s.take += ` RETURNING fence, NOW`
 		s.join += ` RETURNING fence, NOW`
 		s.grow += ` ON CONFLICT (name) DO NOTHING RETURNING fence, NOW`

@@ -85,7 +85,8 @@ other programs used too.
 # Waiting
 
 These databases have no signal of a release in common, so waiting clients poll, with growing pauses
-and jitter, as package dlock does for any such backend; a poll is one SELECT that locks nothing. In
+and jitter, as package dlock does for any such backend; a poll is one SELECT that locks nothing, two
+for a writer beside readers. In
 one run, 30 clients that waited for one key of MariaDB sent 280 of them a second in all.
 There is no order among the waiters of several processes. Where handing over has to be fast or fair,
 take drivers/postgres, whose locks need a session of the server each few thousand, or Redis.

@@ -87,7 +87,7 @@ func (a *attempt) share() (driver.Lease, error) {
 	}
 	a.start = time.Now()
 	for round := 0; ; round++ {
-		r, err := a.look(a.name)
+		r, err := a.settleRest(a.name)
 		switch _, missing := a.b.toMake(err); {
 		case missing && round == 0:
 			if err := a.setup(); err != nil {
@@ -151,6 +151,9 @@ func (l *lease) extend(call *base.Call, r *driver.Renewal) (driver.Grant, error)
 			return driver.Grant{}, err
 		}
 		if n > 0 {
+			if end < old.end {
+				_, _ = c.settleRest(l.name)
+			}
 			g := l.Grant()
 			if r.TTL > 0 {
 				g.Expires = driver.Expires(start, r.TTL)
@@ -184,7 +187,7 @@ func (c *call) part(name, owner []byte, fence int64) error {
 		case e == nil && sure:
 			return driver.ErrLost
 		case e == nil:
-			c.settleRest(name)
+			_, _ = c.settleRest(name)
 			return nil
 		}
 		n, err := c.settle(&r, e)
@@ -195,7 +198,7 @@ func (c *call) part(name, owner []byte, fence int64) error {
 		if err == nil { // others come and go: take only this one away
 			n, err = c.exec(c.b.sql.edit, name, []byte(e.text), []byte{}, int64(0), int64(math.MaxInt64), int64(math.MaxInt64))
 			if n > 0 && err == nil {
-				c.settleRest(name)
+				_, _ = c.settleRest(name)
 				return nil
 			}
 		}
@@ -206,18 +209,30 @@ func (c *call) part(name, owner []byte, fence int64) error {
 	}
 }
 
-// settleRest lowers the end of a key after one of its readers has gone. If it fails, the key stays
-// held until the readers' TTLs end.
-func (c *call) settleRest(name []byte) {
-	for c.Over() == nil {
-		r, err := c.look(name)
-		if err != nil || !r.unsettled() {
-			return
+// settleRest lowers the end of a key after a reader has gone, or has renewed with a shorter TTL, and
+// returns the key's row. If it fails, or if others change the readers all the time, the next writer that
+// asks does it.
+func (c *call) settleRest(name []byte) (r row, err error) {
+	for range 3 {
+		if r, err = c.look(name); err != nil || !r.unsettled() {
+			break
 		}
-		if n, err := c.settle(&r, nil); n > 0 || err != nil {
-			return
+		if _, err = c.settle(&r, nil); err != nil {
+			break
 		}
 	}
+	return r, err
+}
+
+// lookSettled is look for a writer. If readers have the key, it first lowers its end to theirs.
+func (c *call) lookSettled(name []byte) (row, error) {
+	r, err := c.look(name)
+	if err == nil && r.shared() { // so the table has the column
+		c.shares = true
+		r, err = c.settleRest(name)
+		c.shares = false
+	}
+	return r, err
 }
 
 // unsettled reports whether readers hold the key for longer than the last of them, or entries of
