@@ -185,6 +185,7 @@ func (l *Lease) finish(err error) {
 		l.end(err)
 	}
 	if errors.Is(err, ErrLost) {
+		l.c.queues.over(l)
 		l.c.tellLost(l, err)
 	}
 }
@@ -292,6 +293,7 @@ func (l *Lease) guard(hook func()) {
 		l.mu.Unlock()
 		if !passed {
 			_ = l.held.Release(l.ctx) // if this fails the lock ends with its TTL
+			l.c.queues.over(l)
 		}
 	}()
 	hook()

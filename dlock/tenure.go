@@ -123,6 +123,16 @@ func (qs *queues) passLocked(l *Lease) bool {
 	return true
 }
 
+// over ends the tenure of a lease, if it has one, that is lost or given up.
+func (qs *queues) over(l *Lease) {
+	if l.tenure == nil {
+		return
+	}
+	qs.mu.Lock()
+	defer qs.mu.Unlock()
+	qs.end(l.key, l.tenure)
+}
+
 // end ends a tenure: the first waiter asks the backend. qs.mu is held.
 func (qs *queues) end(key string, t *tenure) {
 	q := qs.byKey[key]

@@ -321,6 +321,47 @@ func TestALeaseThatWasPassedOnIsLost(t *testing.T) {
 	}
 }
 
+// TestNobodyWaitsForATenureThatIsOver: its lease was lost, or a hook that panics has ended it, and
+// nobody unlocks it.
+func TestNobodyWaitsForATenureThatIsOver(t *testing.T) {
+	for _, lose := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			m, panics := memory.New(), atomic.Bool{}
+			c := newSpyClient(t, m, dlock.WithPassOn(time.Hour), dlock.WithHooks(dlock.Hooks{Event: func(_ context.Context, e dlock.Event) {
+				if e.Op == "lock" && panics.Load() {
+					time.Sleep(time.Millisecond)
+					panic("a hook")
+				}
+			}}))
+			unlock(t, tenured(t, c, true))
+			panics.Store(!lose)
+			got := make(chan struct{})
+			go func() {
+				defer close(got)
+				time.Sleep(time.Microsecond)
+				l, err := c.Lock(t.Context(), "k", dlock.WithMaxHold(time.Minute))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				unlock(t, l)
+			}()
+			func() {
+				defer func() { _ = recover() }()
+				_, _ = c.Lock(t.Context(), "k")
+			}()
+			panics.Store(false)
+			synctest.Wait()
+			start := time.Now()
+			m.Expire("k")
+			<-got
+			if waited := time.Since(start); waited > time.Second {
+				t.Errorf("lost: %v: a waiter waited for %v", lose, waited)
+			}
+		})
+	}
+}
+
 // TestAHookThatPanicsReleasesNobodysLock: the lock that a lease has passed on is another lease's.
 func TestAHookThatPanicsReleasesNobodysLock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -233,7 +233,12 @@ func (c *Client) lock(ctx context.Context, r *request) (*Lease, error) {
 
 // first makes attempts, as the first of q, until one succeeds.
 func (c *Client) first(ctx context.Context, r *request, q *queue, hot bool) (l *Lease, err error) {
-	defer func() { c.queues.leave(r, q, l) }()
+	defer func() {
+		c.queues.leave(r, q, l)
+		if l != nil && l.tenure != nil && l.Err() != nil { // it was lost before its tenure began
+			c.queues.over(l)
+		}
+	}()
 	if hot {
 		return c.wait(ctx, r, q, ErrHeld)
 	}
