@@ -8,9 +8,9 @@ local me, ends = ARGV[2] .. '|', whole(now + (ARGV[3] + GRACE) * 1000)
 local v = redis.call('GET', lock)
 if v and v ~= MARKER and not begins(v, NEXT) then return {0, string.sub(v, 1, 1024), redis.call('PTTL', lock), now} end
 if not shared(v) or not latest() then redis.call('DEL', readers) end
-leased()
 local mine = own(me)[1]
 if mine then
+  leased()
   redis.call('ZADD', readers, ends, mine)
   keep(latest())
   return {1, tonumber(string.sub(mine, #me + 1)), now}
@@ -21,6 +21,7 @@ if why then return why end
 local _, before = first()
 local above = before or counter
 -- lua/join_counter.lua
+leased()
 begin(LEASES, counter or 0)
 redis.call('ZADD', readers, ends, me .. ARGV[4])
 keep(latest())
