@@ -27,9 +27,10 @@ var (
 	handoff    = &Scenario{"handoff", "Clients with connections of their own, like processes, want one key, hold it for " + figures.Format(hold.Seconds(), figures.Seconds) + " and want it again at once. " +
 		"A handoff is from just before the release to the return of another client's Lock. A client that gets the lock again itself makes no handoff: if waiters only poll, handoffs are few, and those few are short by luck. " +
 		"Passing on counts from a client's first release in a row, when another client could have got the lock. Least and most say how many locks the clients got in one round; CPU, commands and bytes are per handoff.", "handoff"}
+	hot     = &Scenario{"hot", "64 goroutines of one client want one key, over and over, on loopback. Each locks it, waiting for the others, and releases it at once.", aLock}
 	keeping = &Scenario{"keeping", "One client holds 100,000 locks for 10 s each and renews them. CPU, allocations, commands and bytes are per second. Each round gives one of the locks back and takes it again, which fails if it was lost.", "client CPU"}
 
-	scenarios = []*Scenario{single, quorum, links, throughput, handoff, keeping}
+	scenarios = []*Scenario{single, quorum, links, throughput, handoff, hot, keeping}
 )
 
 // ScenarioHelp lists the scenarios, a line each.
@@ -104,10 +105,12 @@ func Cases(contestants []Contestant) (list []*Case) {
 			c.Name += ", " + more
 		}
 		for _, k := range contestants {
-			fits := !k.OnlyWaits
+			fits := !k.OnlyWaits && !k.Hot
 			switch s {
 			case handoff:
-				fits = k.Waits
+				fits = k.Waits && !k.Hot
+			case hot:
+				fits = k.Hot || k.Waits && !k.OnlyWaits
 			case keeping: // alone: the processor time is that of the process
 				fits = k.Kind == Ours && k.Client == "go-redis"
 			}
@@ -146,6 +149,9 @@ func Cases(contestants []Contestant) (list []*Case) {
 		for _, n := range []int{2, 8} {
 			add(handoff, g, plural(n, "client"), Case{clients: n, slice: 200 * time.Millisecond, heavy: 2, measure: handingOver})
 		}
+	}
+	for _, g := range grounds[:3] {
+		add(hot, g, "", Case{slice: 200 * time.Millisecond, heavy: 2, measure: sharing(64)})
 	}
 	// Last: so many locks are still ending when the case is over.
 	add(keeping, oneRedis, "", Case{slice: time.Second, heavy: 10, measure: keepingAll()})

@@ -36,6 +36,8 @@ type Contestant struct {
 	// Waits says that Lock can wait for a holder; OnlyWaits says that it cannot make a single
 	// attempt.
 	Waits, OnlyWaits bool
+	// Hot says that it takes part in the scenario hot only.
+	Hot bool
 	// Open returns a new client that shares nothing with others, like the client of another
 	// process.
 	Open func(ctx context.Context, s *Setup) (*Client, error)

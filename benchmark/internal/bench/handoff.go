@@ -32,14 +32,9 @@ type Relay struct {
 // Handoffs lets clients lock one key, hold it for a while and release it, over and over, until
 // the slice is over.
 func Handoffs(ctx context.Context, clients []*Client, key string, slice time.Duration) *Relay {
-	holds, errs := make([][]Hold, len(clients)), make([]error, len(clients))
 	begin := time.Now()
 	end := begin.Add(slice)
-	var running sync.WaitGroup
-	for i, c := range clients {
-		running.Go(func() { holds[i], errs[i] = want(ctx, c, key, end) })
-	}
-	running.Wait()
+	holds, errs := wantAll(ctx, clients, key, end, hold)
 	from := begin.Add(time.Duration(settling * float64(slice)))
 	w := runRelay(holds, from)
 	w.Errs, w.counted = errs, end.Sub(from)
@@ -67,7 +62,7 @@ func handingOver(ctx context.Context, r *Row, slice time.Duration) {
 		m.stop(r, w.all)
 	}
 	if w.overlaps > 0 {
-		r.fail(w.overlaps, errors.New("two clients held the lock at once"))
+		r.fail(w.overlaps, errOverlap)
 	}
 }
 
@@ -81,9 +76,44 @@ type Hold struct{ From, To int64 }
 // come too late.
 const gaveUp = 100 * time.Millisecond
 
+// wantAll lets clients want one key at the same time.
+func wantAll(ctx context.Context, clients []*Client, key string, until time.Time, hold time.Duration) ([][]Hold, []error) {
+	holds, errs := make([][]Hold, len(clients)), make([]error, len(clients))
+	var running sync.WaitGroup
+	for i, c := range clients {
+		running.Go(func() { holds[i], errs[i] = want(ctx, c, key, until, hold) })
+	}
+	running.Wait()
+	return holds, errs
+}
+
+// sharing measures goroutines of one client that want one key.
+func sharing(goroutines int) func(context.Context, *Row, time.Duration) {
+	return func(ctx context.Context, r *Row, slice time.Duration) {
+		m := startMeter(r.servers)
+		holds, errs := wantAll(ctx, slices.Repeat(r.clients[:1], goroutines), "hot/"+newOwner(), m.at.Add(slice), 0)
+		took, n := time.Since(m.at).Seconds(), 0.0
+		for i, err := range errs {
+			if n += float64(len(holds[i])); err != nil {
+				r.fail(1, err)
+			}
+		}
+		if n > 0 {
+			r.add(aLock, figures.Seconds, took/n)
+			r.add("locks", figures.PerSecond, n/took)
+			m.stop(r, n)
+		}
+		if w := runRelay(holds, m.at); w.overlaps > 0 {
+			r.fail(w.overlaps, errOverlap)
+		}
+	}
+}
+
+var errOverlap = errors.New("two clients held the lock at once")
+
 // want lets a client lock, hold and release one key, over and over, until the given time. A
 // wait that this time ends is not a failure.
-func want(ctx context.Context, c *Client, key string, until time.Time) (holds []Hold, err error) {
+func want(ctx context.Context, c *Client, key string, until time.Time, hold time.Duration) (holds []Hold, err error) {
 	work, stop := context.WithDeadline(ctx, until)
 	defer stop()
 	for work.Err() == nil {

@@ -7,6 +7,7 @@ import (
 	"hash/fnv"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/valkey-io/valkey-go"
@@ -55,12 +56,12 @@ func own() (list []Contestant) {
 		if !slices.Contains(dlock.Drivers(), driver) {
 			return
 		}
-		kind := Part
+		kind, shared := Part, strings.HasPrefix(name, "ours, one key")
 		if name == "ours" {
 			kind = Ours
 		}
 		list = append(list, Contestant{
-			Name: name, Client: client, Kind: kind, How: how, Serves: serves, Waits: kind == Ours,
+			Name: name, Client: client, Kind: kind, How: how, Serves: serves, Waits: kind == Ours, Hot: shared,
 			Open: func(_ context.Context, s *Setup) (*Client, error) {
 				return open(s, dlock.WithLogger(nil), dlock.WithTTL(s.TTL))
 			},
@@ -72,8 +73,22 @@ func own() (list []Contestant) {
 	first := func(scheme string) func(*Setup) string {
 		return func(s *Setup) string { return scheme + "://" + s.Addrs[0] }
 	}
+	oneKey := func(driver string, serves func(server.Kind, int) bool, url func(s *Setup) string) {
+		add(driver, "ours, one key, never passed on", "go-redis", "dlock.OpenURL with "+driver+": and dlock.WithPassOn(0)", serves, func(s *Setup, opts ...dlock.Option) (*Client, error) {
+			return openURL(url)(s, append(opts, dlock.WithPassOn(0))...)
+		})
+		add(driver, "ours, one key, behind a sync.Mutex", "go-redis", "dlock.OpenURL with "+driver+": and a sync.Mutex of the process, taken before each lock and released after it", serves, func(s *Setup, opts ...dlock.Option) (*Client, error) {
+			c, err := openURL(url)(s, opts...)
+			if err != nil {
+				return nil, err
+			}
+			return behindMutex(c), nil
+		})
+	}
 	byURL("redis", "go-redis", OneKeyStore, first("redis"))
 	byURL("valkey", "valkey-go", OneKeyStore, first("valkey"))
+	oneKey("redis", OneKeyStore, first("redis"))
+	oneKey("redlock", manyKeyStores, func(s *Setup) string { return QuorumURL("redis", s.Addrs, true) })
 	for i, scheme := range []string{"redis", "valkey"} {
 		client := libraries[i].name
 		quorum := func(guarded bool) func(s *Setup) string {
@@ -109,6 +124,23 @@ func openURL(url func(s *Setup) string) func(*Setup, ...dlock.Option) (*Client, 
 		}
 		return Of(c), nil
 	}
+}
+
+// behindMutex returns a client whose callers have a mutex in common, for one key.
+func behindMutex(c *Client) *Client {
+	var mu sync.Mutex
+	return &Client{Close: c.Close, Lock: func(ctx context.Context, key string, wait bool) (func() error, error) {
+		mu.Lock()
+		unlock, err := c.Lock(ctx, key, wait)
+		if err != nil {
+			mu.Unlock()
+			return nil, err
+		}
+		return func() error {
+			defer mu.Unlock()
+			return unlock()
+		}, nil
+	}}
 }
 
 // onClient returns a client over a backend on an application's client, which end closes.

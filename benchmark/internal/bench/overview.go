@@ -22,6 +22,8 @@ var works = []struct {
 	{"five nodes, 64 goroutines", throughput, []ground{fiveRedis}, ", 64 goroutines"},
 	{"one server, a handoff among 8 clients", handoff, []ground{oneRedis, onePostgres, oneEtcd}, ", 8 clients"},
 	{"five nodes, a handoff among 8 clients", handoff, []ground{fiveRedis}, ", 8 clients"},
+	{"one server, 64 goroutines on one key", hot, []ground{oneRedis, onePostgres}, ""},
+	{"five nodes, 64 goroutines on one key", hot, []ground{fiveRedis}, ""},
 }
 
 // overview is the table of the performance page: a row for each contestant, a column for each
