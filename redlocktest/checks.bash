@@ -33,7 +33,7 @@ format() {
 
 # vet looks at what other systems compile; for this one lint has the same rules. The benchmark, which
 # is tested in the deep depth alone, has to build with what its go.mod asks for. Nothing of the other
-systems' code runs, so that it is compiled without optimizations, which takes a third less.
+# systems' code runs, so that it is compiled without optimizations, which takes a third less.
 vet() {
 	local goos
 	(cd benchmark && go list -deps -test ./... >/dev/null) || return
