@@ -24,6 +24,7 @@ type broken struct {
 	close   func() error
 	code    func(code string) string // replaces the code of each finding
 	list    func(err error) error    // replaces the error of List
+	tokens  *counters                // gives tokens of its own
 	link    link
 }
 
@@ -31,7 +32,14 @@ func (b *broken) Lookup(ctx context.Context, key string) (*driver.State, error) 
 	if err := b.link.to(ctx); err != nil {
 		return nil, err
 	}
-	return b.Backend.Lookup(ctx, key)
+	s, err := b.Backend.Lookup(ctx, key)
+	if err != nil {
+		return nil, err
+	}
+	for i := range s.Holders {
+		s.Holders[i].Fence = b.tokens.other(key, s.Holders[i].Fence, false)
+	}
+	return s, nil
 }
 
 func (b *broken) List(ctx context.Context, prefix string, yield func(*driver.State) bool) error {
@@ -49,6 +57,7 @@ func (b *broken) Break(ctx context.Context, key string, h driver.Holder) error {
 	if err := b.link.to(ctx); err != nil {
 		return err
 	}
+	h.Fence = b.tokens.other(key, h.Fence, true)
 	return b.Backend.Break(ctx, key, h)
 }
 

@@ -74,9 +74,40 @@ type counters struct {
 	mu     sync.Mutex
 	counts map[string]uint64
 	ends   map[string]time.Time
+	pairs  []tokenPair // of all grants
+}
+
+// tokenPair is a token of the wrapped backend, and the one that a counter gave in its place.
+type tokenPair struct {
+	key            string
+	backend, given uint64
+}
+
+// other returns the backend's token for a given one, or the other way round. A token that nobody has
+// stays as it is in the answers, and is that of no grant in a question.
+func (c *counters) other(key string, fence uint64, given bool) uint64 {
+	if c == nil {
+		return fence
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, p := range c.pairs {
+		switch {
+		case p.key != key:
+		case given && p.given == fence:
+			return p.backend
+		case !given && p.backend == fence:
+			return p.given
+		}
+	}
+	if given {
+		return driver.MaxFence
+	}
+	return fence
 }
 
 func (c *counters) count(b *broken) {
+	b.tokens = c
 	b.answers(func(ctx context.Context, req *driver.Request, l driver.Lease, err error) (driver.Lease, error) {
 		if err != nil {
 			return nil, err
@@ -91,6 +122,7 @@ func (c *counters) count(b *broken) {
 		c.counts[req.Key], c.ends[req.Key] = fence, now.Add(req.TTL)
 		got := &brokenLease{Lease: l, b: b, req: req, sent: *req}
 		g := l.Grant()
+		c.pairs = append(c.pairs, tokenPair{req.Key, g.Fence, fence})
 		g.Fence = fence
 		got.renewed.Store(&g)
 		return got, nil
