@@ -90,12 +90,12 @@
 // # Speed
 //
 // A lock and its release are two requests, as with the mutex of etcd's client; ours also finds the
-// token, and a deadline is on each request. On one member they took 1.29 times as long (1.11 to
-// 1.49) for one goroutine, 0.92 times (0.79 to 0.98) for 16 goroutines with keys of their own, and
-// 0.53 times (0.48 to 0.58) for 64; the client's processor time was 1.20, 0.84 and 0.56 times that
-// of the mutex. The cluster wrote 2, 0.26 and 0.06 proposals a lock, beside 2 for the mutex. These
-// are medians, with 95 % intervals, of 40 rounds in which both did the same work, in one run on a
-// machine that other programs used too.
+// token, and a deadline is on each request. The performance page has both beside each other. Beside
+// mutexes that were made beforehand, on one member, a lock and its release took 1.25 times as long
+// (1.15 to 1.34) for one goroutine, 1.7 times (1.2 to 2.0) for 16 goroutines with keys of their own,
+// and 1.3 times (1.1 to 1.4) for 64; the client's processor time was 1.18, 0.97 and 0.77 times that of
+// the mutex. The cluster wrote 2, 0.25 and 0.06 proposals a lock, beside 2 for the mutex. These are
+// medians of four runs of 12 rounds on 26 November 2026, in which both did the same work.
 //
 // # Parameters
 //
