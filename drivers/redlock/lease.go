@@ -600,8 +600,12 @@ func (l *lease) Release(context.Context) error {
 		l.freed = make(chan struct{})
 	}
 	freed, timeout := l.freed, l.bid.timeout
+	// Not after another lock of mu: an answer in between would find no release under way, and take
+	// that for the outcome.
+	l.event = event{kind: releases, now: l.b.clock.Now()}
+	out := l.step(&l.event)
 	l.mu.Unlock()
-	l.feed(event{kind: releases})
+	l.perform(&out)
 	_ = async.Await(async.Within(context.Background(), releaseTime(timeout)), freed)
 	l.mu.Lock()
 	defer l.mu.Unlock()
