@@ -61,6 +61,15 @@ func TestReadersOnRealServers(t *testing.T) {
 		})
 	}
 	first := c.reads(a, key, ttl)
+	c.until(func() error { // a majority was enough
+		c.renew(first, ttl)
+		for i, v := range first.Grant().Votes {
+			if !v.Granted || len(c.readers(i, key)) != 1 {
+				return fmt.Errorf("node %d has the readers %v: %+v", i, c.readers(i, key), v)
+			}
+		}
+		return nil
+	})
 	name := strings.TrimSuffix(strings.SplitAfter(c.readers(0, key)[0], "|")[0], "|")
 	second := c.reads(b, key, ttl)
 	refused(a)
