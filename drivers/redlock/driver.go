@@ -265,7 +265,7 @@ func (b *Backend) add(i int, nb driver.Backend) error {
 	}
 	b.nodes = append(b.nodes, n)
 	b.info.Features &= info.Features | driver.FeatureFencing | driver.FeatureOrdered
-	if info.Features.Has(driver.FeatureQueueing) { // so that it orders who waits in Acquire, and here all watch
+	if info.Features.Has(driver.FeatureQueueing) { // its order is that of waits in Acquire; a quorum's waiters watch
 		b.info.Features &^= driver.FeatureOrdered
 	}
 	b.info.MinTTL = max(b.info.MinTTL, info.MinTTL)

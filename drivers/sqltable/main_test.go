@@ -3,6 +3,7 @@ package sqltable_test
 import (
 	"context"
 	"database/sql"
+	sqldriver "database/sql/driver"
 	"fmt"
 	"net/url"
 	"os"
@@ -153,6 +154,23 @@ func (p *place) do(t testing.TB, statement string, args ...any) {
 	t.Helper()
 	if _, err := p.db.ExecContext(context.Background(), statement, args...); err != nil {
 		t.Fatalf("%s: %v", statement, err)
+	}
+}
+
+// again returns what runs a statement once more, as one that arrives late, and tells how many rows it
+// changed.
+func (p *place) again(t testing.TB, query string, args []sqldriver.NamedValue) func() int64 {
+	values := make([]any, len(args))
+	for i := range args {
+		values[i] = args[i].Value
+	}
+	return func() int64 {
+		r, err := p.db.ExecContext(context.Background(), query, values...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n, _ := r.RowsAffected()
+		return n
 	}
 }
 

@@ -226,18 +226,7 @@ func readersInDoubt(t *testing.T, p *place) {
 		if !strings.Contains(query, "granted = CASE") {
 			return false, nil
 		}
-		values := make([]any, len(args))
-		for i := range args {
-			values[i] = args[i].Value
-		}
-		late = func() int64 {
-			r, err := p.db.ExecContext(context.Background(), query, values...)
-			if err != nil {
-				t.Fatal(err)
-			}
-			n, _ := r.RowsAffected()
-			return n
-		}
+		late = p.again(t, query, args)
 		return fails(joins.Add(1))
 	}), &sqltable.Options{Table: p.table, CallTimeout: time.Second})
 	free := func() bool {

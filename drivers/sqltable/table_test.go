@@ -230,18 +230,7 @@ func overtaken(t *testing.T, p *place) {
 		if !strings.Contains(query, "granted = ") || late != nil {
 			return false, nil
 		}
-		values := make([]any, len(args))
-		for i := range args {
-			values[i] = args[i].Value
-		}
-		late = func() int64 {
-			r, err := p.db.ExecContext(context.Background(), query, values...)
-			if err != nil {
-				t.Fatal(err)
-			}
-			n, _ := r.RowsAffected()
-			return n
-		}
+		late = p.again(t, query, args)
 		return false, sqldriver.ErrBadConn
 	})
 	b := p.on(t, db, &sqltable.Options{Table: p.table, CallTimeout: 3 * time.Second})
