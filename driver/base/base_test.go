@@ -3,6 +3,7 @@ package base_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"reflect"
 	"strings"
 	"sync/atomic"
@@ -76,6 +77,24 @@ func TestACallSaysWhyItEnded(t *testing.T) {
 			t.Error("Go after Close")
 		}
 	})
+}
+
+// Who gave up hears who had the lock; an outage and Close are no contention.
+func TestOnlyTheCallersContextMakesAWaitAContention(t *testing.T) {
+	seen := &driver.HeldError{Holder: "other"}
+	for _, err := range []error{context.Canceled, fmt.Errorf("kv: %w", context.DeadlineExceeded)} {
+		if got := base.Waited(err, seen); !errors.Is(got, err) || !errors.Is(got, driver.ErrHeld) {
+			t.Errorf("%v: %v", err, got)
+		}
+		if got := base.Waited(err, nil); !reflect.DeepEqual(got, err) {
+			t.Errorf("%v, nobody seen: %v", err, got)
+		}
+	}
+	for _, err := range []error{errUnknown, driver.ErrClosed, seen, nil} {
+		if got := base.Waited(err, seen); !reflect.DeepEqual(got, err) {
+			t.Errorf("%v: %v", err, got)
+		}
+	}
 }
 
 // A call that waits without a context ends for the same reasons, and its context is none that goes on.

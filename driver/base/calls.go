@@ -289,6 +289,17 @@ func (c *Call) Failed(err error) error {
 	return &failedError{fmt.Errorf("%s: %w", c.calls.Name, err)}
 }
 
+// Waited returns the error of a wait that ended with err after seen, who may be nil, was the holder.
+// If err is that of the caller's context, the error is also seen. Any other err stays alone, even if
+// the context has ended meanwhile: an outage and Close are no contention.
+func Waited(err error, seen *driver.HeldError) error {
+	ended := errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
+	if seen == nil || !ended || errors.Is(err, driver.ErrHeld) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", err, seen)
+}
+
 // A failedError is an unknown outcome that has the driver's name.
 type failedError struct{ error }
 

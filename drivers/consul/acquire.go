@@ -182,10 +182,9 @@ func (a *attempt) clean(ctx context.Context) error {
 
 // wait waits in the queue until it has the lock.
 func (a *attempt) wait(call *base.Call, last error) (l *lease, err error) {
-	var held error
+	var held *driver.HeldError
 	for err = last; err != nil; {
-		if errors.Is(err, driver.ErrHeld) {
-			held = err
+		if errors.As(err, &held) {
 			if err = a.enqueue(call); err == nil {
 				l, err = a.sleep(call)
 			}
@@ -197,7 +196,7 @@ func (a *attempt) wait(call *base.Call, last error) (l *lease, err error) {
 			base.Pause(call, 50*time.Millisecond+rand.N(100*time.Millisecond))
 		}
 		if over := call.Over(); over != nil {
-			return nil, errors.Join(over, held)
+			return nil, base.Waited(over, held)
 		}
 		if a.s != nil && a.s.ended() {
 			a.forget()

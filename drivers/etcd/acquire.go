@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -48,11 +47,7 @@ func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Leas
 		return newLease(a), nil
 	}
 	a.leave()
-	err = call.Failed(b.explain(err))
-	if a.seen != nil && ctx.Err() != nil && !errors.Is(err, driver.ErrHeld) {
-		return nil, fmt.Errorf("%w: %w", err, a.seen)
-	}
-	return nil, err
+	return nil, base.Waited(call.Failed(b.explain(err)), a.seen)
 }
 
 func (a *attempt) acquire(ctx context.Context) error {

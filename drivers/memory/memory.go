@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/base"
 	"github.com/redlock-go/redlock/driver/dsn"
 )
 
@@ -192,10 +193,7 @@ func (b *Backend) confirm(ctx context.Context, w *waiter) (driver.Lease, error) 
 		err = b.usable(ctx)
 	}
 	if err != nil {
-		if held := w.entry.abandon(w, now); held != nil && ctx.Err() != nil {
-			err = fmt.Errorf("%w: %w", err, held)
-		}
-		return nil, err
+		return nil, base.Waited(err, w.entry.abandon(w, now))
 	}
 	if w.fence == 0 {
 		return nil, nil

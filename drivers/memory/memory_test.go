@@ -364,6 +364,20 @@ func TestAWaitEndsWithAShortOutage(t *testing.T) {
 	wantErr(t, "the wait", err, cut)
 }
 
+// An outage is no contention, also if the caller gives up before the wait has heard of it.
+func TestAnOutageThatACancelledWaitMeetsIsNoContention(t *testing.T) {
+	b := New()
+	acquire(t, b, request("k"))
+	cut := errors.New("connection refused")
+	ctx, cancel := context.WithCancel(t.Context())
+	w := b.space.entries["k"].enqueue(b, request("k"), time.Now())
+	b.Fail(cut)
+	cancel()
+	if _, err := b.wait(ctx, w); !errors.Is(err, cut) || errors.Is(err, driver.ErrHeld) {
+		t.Errorf("the wait gives %v", err)
+	}
+}
+
 func TestAnotherOutageGivesACallNoMoreTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, begun := New(), time.Now()

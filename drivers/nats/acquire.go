@@ -34,8 +34,8 @@ func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Leas
 	defer call.End()
 	l := &lease{b: b, lock: name(b.opt.Prefix + req.Key), owner: req.Owner, ttl: req.TTL}
 	err = l.attempt(call, nil)
-	if req.Wait && errors.Is(err, driver.ErrHeld) {
-		err = l.wait(call, err)
+	if held := (*driver.HeldError)(nil); req.Wait && errors.As(err, &held) {
+		err = l.wait(call, held)
 	}
 	if err != nil {
 		return nil, call.Failed(err)
@@ -177,7 +177,7 @@ func (w *waiter) hear(r record) {
 }
 
 // wait takes a place in the queue, and makes an attempt whenever it may be its turn.
-func (l *lease) wait(call *base.Call, last error) error {
+func (l *lease) wait(call *base.Call, last *driver.HeldError) error {
 	b, k := l.b, l.k
 	w := &waiter{id: b.id + "." + strconv.FormatUint(b.number.Add(1), 10), check: make(chan time.Duration, 1)}
 	place := k.subject("w", l.lock) + "." + w.id
@@ -204,7 +204,7 @@ func (l *lease) wait(call *base.Call, last error) error {
 			timer.Reset(min(d, time.Until(look))) // news may come all the time
 			continue
 		case <-call.Done():
-			return errors.Join(call.Over(), last)
+			return base.Waited(call.Over(), last)
 		case <-timer.C:
 		}
 		if !queued || patience == seldomLook { // somebody may have taken it for dead
@@ -218,7 +218,7 @@ func (l *lease) wait(call *base.Call, last error) error {
 			l.place = w.id
 			return nil
 		case errors.As(err, &held):
-			last = err
+			last = held
 		case errors.Is(err, driver.ErrRefused), l.gone(call): // nothing more is told of this bucket
 			return err
 		}

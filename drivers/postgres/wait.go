@@ -2,7 +2,6 @@ package postgres
 
 import (
 	"errors"
-	"fmt"
 	"maps"
 	"time"
 
@@ -112,13 +111,10 @@ func (b *Backend) wait(call *base.Call, w *want, seen *driver.HeldError) (l *lea
 		}
 	}
 	over := call.Over()
-	switch {
-	case err == nil || over == nil:
+	if err == nil || over == nil {
 		return l, err
-	case errors.Is(over, driver.ErrClosed):
-		return nil, over
 	}
-	return nil, fmt.Errorf("%w: %w", over, seen) // with the last refusal
+	return nil, base.Waited(over, seen)
 }
 
 // poll makes an attempt at the next multiple of pollEvery.

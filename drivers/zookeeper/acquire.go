@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
@@ -42,13 +41,7 @@ func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Leas
 	}
 	err = b.failed(call, a.s, err)
 	a.leave()
-	if errors.Is(err, driver.ErrHeld) {
-		return nil, err
-	}
-	if a.seen != nil && ctx.Err() != nil {
-		return nil, fmt.Errorf("%w: %w", err, a.seen)
-	}
-	return nil, err
+	return nil, base.Waited(err, a.seen)
 }
 
 // leave gives up the attempt's entry, and the session.
