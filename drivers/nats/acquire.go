@@ -1,6 +1,7 @@
 package nats
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -61,13 +62,15 @@ func (l *lease) attempt(ctx context.Context, w *waiter) error {
 	} else {
 		expected, err = l.look(ctx, w)
 	}
-	for err == nil {
-		if err = l.take(ctx, expected); !errors.Is(err, errConflict) {
+	for {
+		if err == nil {
+			err = l.take(ctx, expected)
+		}
+		if !errors.Is(err, errConflict) {
 			return err
 		}
 		expected, err = l.look(ctx, w)
 	}
-	return err
 }
 
 // take takes the lock if its last message has this number.
@@ -109,29 +112,40 @@ func (l *lease) undo(ctx context.Context, expected uint64) error {
 // that it is not.
 func (l *lease) look(ctx context.Context, w *waiter) (uint64, error) {
 	r, err := l.b.last(ctx, l.k, l.lock)
+	if err == nil {
+		err = l.refusal(ctx, w, r)
+	}
+	// A leader that was cut off answers from old data. A waiter heard from a majority before.
+	if w == nil && l.k.replicas > 1 && errors.Is(err, driver.ErrHeld) {
+		err = cmp.Or(l.b.confirm(ctx, l.k, l.lock, r.seq), err)
+	}
+	return r.seq, err
+}
+
+// refusal returns nil if the lock with this last record is free for this caller.
+func (l *lease) refusal(ctx context.Context, w *waiter, r record) error {
 	switch {
-	case err != nil:
-		return 0, err
 	case r.Owner != "":
-		return 0, r.held(l.k)
+		return r.held(l.k)
 	case w == nil && r.Next == "" && !r.expired, w != nil && r.Next == w.id:
-		return r.seq, nil
+		return nil
 	}
 	first := r.Next
 	if first == "" {
+		var err error
 		if first, _, err = l.b.first(ctx, l.k, l.lock, 1); err != nil {
-			return 0, err
+			return err
 		}
 	}
 	kept := r.keptFor(l.k)
 	switch {
 	case first == "" || w != nil && first == w.id:
 	case kept > 0:
-		return 0, &driver.HeldError{ReservedForWaiter: true, RetryAfter: kept, Clock: l.k.now()}
+		return &driver.HeldError{ReservedForWaiter: true, RetryAfter: kept, Clock: l.k.now()}
 	default: // it did not come
 		l.b.skip(l.k, l.lock, first)
 	}
-	return r.seq, nil
+	return nil
 }
 
 // first returns the first waiter of a lock whose place has this number or a larger one.
@@ -252,9 +266,9 @@ func (b *Backend) passOn(ctx context.Context, k *bucket, lock, id string) error 
 func (l *lease) queue(ctx context.Context, place string) error {
 	ctx, cancel := context.WithTimeout(ctx, l.b.opt.CallTimeout)
 	defer cancel()
-	there, _, err := l.b.get(ctx, l.k, place, 0)
-	if err == nil && there == "" {
-		_, err = l.b.put(ctx, l.k, place, anything, entryTTL, record{Owner: l.owner})
+	_, err := l.b.put(ctx, l.k, place, 0, entryTTL, record{Owner: l.owner})
+	if errors.Is(err, errConflict) {
+		return nil
 	}
 	return err
 }

@@ -34,6 +34,8 @@ type bucket struct {
 	base uint64 // of the tokens: when the bucket was made, in microseconds
 	seen time.Time
 	at   time.Time // the server's clock when it was seen
+
+	replicas int
 }
 
 // How long markers of ended locks are kept, and how long what is known of the bucket holds.
@@ -134,7 +136,7 @@ func (b *Backend) find(ctx context.Context, nc *nats.Conn) (*bucket, error) {
 	if err := check(&info.Config); err != nil {
 		return nil, err
 	}
-	k := &bucket{nc: nc, js: js, s: s, root: b.opt.Bucket + "." + info.Config.Metadata[metaEpoch] + ".", base: uint64(info.Created.UnixMicro()), seen: sent}
+	k := &bucket{nc: nc, js: js, s: s, root: b.opt.Bucket + "." + info.Config.Metadata[metaEpoch] + ".", base: uint64(info.Created.UnixMicro()), seen: sent, replicas: info.Config.Replicas}
 	k.at = info.TimeStamp.Add(-time.Since(sent) / 2)
 	return k, nil
 }

@@ -29,9 +29,9 @@
 // The server counts a TTL in whole seconds, so it is rounded up, and the least is one second. It
 // counts by its wall clock: one that leaps ahead ends locks too early, as it does in Redis.
 //
-// With three servers a grant, a renewal, and the verdict that a lock is lost rest on a majority. A
-// leader that was cut off may say for up to ten seconds that a lock is held. While the servers elect
-// one, which takes seconds, a call asks again for half of its time before it fails.
+// With three servers a grant, a renewal, and the verdict that a lock is lost or held rest on a
+// majority: a leader that was cut off takes ten seconds to notice it. While the servers elect one,
+// which takes seconds, a call asks again for half of its time before it fails.
 //
 // By default a server writes to its disk only every two minutes. A lock then survives the end of a
 // server's process, and the loss of a minority of the machines. If most of them may lose power at the
@@ -55,7 +55,8 @@
 // # Requests
 //
 // A lock that this client freed last takes one request, and its release another. A lock of another
-// client takes two more, to see its last message. A release asks for waiters first, with one request,
+// client takes two more, to see its last message; if it is held, a majority confirms that on several
+// servers, with one more. A release asks for waiters first, with one request,
 // if it heard of one, and after a second without asking: it may have missed one.
 //
 // # Parameters

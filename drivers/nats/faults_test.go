@@ -3,6 +3,7 @@ package nats_test
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -46,6 +47,30 @@ func TestWaitersOfADeletedBucket(t *testing.T) {
 	case <-granted: // in the bucket that was made anew
 	case <-time.After(time.Minute):
 		t.Fatal("it waits")
+	}
+}
+
+// A leader that has lost the others, and does not know it yet, says of no lock that it is held.
+func TestALeaderThatWasCutOff(t *testing.T) {
+	server.Deep(t)
+	g := server.NATS(t, 3)
+	b := open(t, urlOf(g.Addrs()))
+	drivertest.Grant(t, b, drivertest.NewRequest("k", time.Minute))
+	var leader string
+	must(t, jetStream(g, func(ctx context.Context, js jetstream.JetStream) error {
+		s, err := js.Stream(ctx, "KV_dlock")
+		leader = s.CachedInfo().Cluster.Leader
+		return err
+	}))
+	for i, s := range g.Nodes {
+		if leader != fmt.Sprint("m", i) {
+			must(t, s.Kill())
+		}
+	}
+	for range 3 { // it connects again
+		if _, err := acquire(t, b, "k"); drivertest.Verdict(err) != "unknown" {
+			t.Errorf("of a lock that may be free: %v", err)
+		}
 	}
 }
 

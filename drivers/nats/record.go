@@ -135,17 +135,12 @@ func (b *Backend) last(ctx context.Context, k *bucket, lock string) (record, err
 	return r, err
 }
 
-// anything is for put: the last message may be any.
-const anything = ^uint64(0)
-
 // put stores a message, if the last one of its subject has this number; 0: if there is none. It
 // returns the number of the new one, which is larger than that of every message before.
 func (b *Backend) put(ctx context.Context, k *bucket, subject string, expected uint64, ttl time.Duration, r record) (uint64, error) {
 	m := nats.NewMsg(subject)
 	m.Header.Set(headerTTL, strconv.FormatInt(int64((ttl+time.Second-1)/time.Second), 10)+"s")
-	if expected != anything {
-		m.Header.Set(headerExpected, strconv.FormatUint(expected, 10))
-	}
+	m.Header.Set(headerExpected, strconv.FormatUint(expected, 10))
 	if r.Owner == "" {
 		m.Header.Set(headerOp, "DEL")
 	}
