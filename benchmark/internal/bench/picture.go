@@ -9,8 +9,8 @@ import (
 	"github.com/redlock-go/redlock/benchmark/internal/figures"
 )
 
-// panels are the parts of the picture: where locks differ by ten and by a thousand, and, last and
-// at the same size, where others are ahead.
+// panels are the parts of the picture, one below the other: where locks differ by ten and by a
+// thousand, and, last and at the same size, where others are ahead.
 var panels = []struct {
 	title string
 	*Scenario
@@ -24,12 +24,11 @@ var panels = []struct {
 	{"One server on loopback, alone: acquire", single, oneRedis.String(), "acquire"},
 }
 
-// The picture's measures, in pixels.
+// The picture's measures, in pixels. It is hardly wider than a telephone, so that its words are large
+// enough there.
 const (
-	pictureWidth = 800
-	panelWidth   = 400
+	pictureWidth = 400
 	rowHeight    = 18
-	lineHeight   = 17 // of the text at the top and at the bottom
 	plotLeft     = 208
 	plotRight    = 334 // the figure of the rightmost dot is beyond it
 )
@@ -49,7 +48,7 @@ func place(seconds float64) float64 {
 // since a page may be dark where the system is light.
 const pictureStyle = `<style>
 text{font:12px system-ui,"Segoe UI",Helvetica,Arial,sans-serif;fill:#1c2024}.title{font-weight:600;font-size:13px}.quiet{fill:#626a73;font-size:11px}
-.ground{fill:#fff}.grid{stroke:#e2e5e9}.ours{fill:#0a5fd0}.peer{fill:#d06a12}text.ours{font-weight:600}text.peer{fill:#1c2024}
+.middle{text-anchor:middle}.ground{fill:#fff}.grid{stroke:#e2e5e9}.ours{fill:#0a5fd0}.peer{fill:#d06a12}text.ours{font-weight:600}text.peer{fill:#1c2024}
 @media(prefers-color-scheme:dark){text,text.peer{fill:#e4e7ea}.quiet{fill:#9aa3ad}.ground{fill:#14171a}.grid{stroke:#2d333a}.ours,text.ours{fill:#5aa2ff}.peer{fill:#e59a4d}}
 </style>
 `
@@ -62,49 +61,58 @@ func (r *Report) Picture() string {
 	for _, p := range panels {
 		cases = append(cases, r.find(p.Scenario, p.name))
 	}
-	rows := func(i int) int { return max(len(cases[i&^1].shown()), len(cases[i|1].shown())) } // of both panels beside each other
-	const top = 3*lineHeight + 4
-	height := top + lineHeight
-	for i := 0; i < len(panels); i += 2 {
-		height += (rows(i)+3)*rowHeight + 8
+	const top = 5*rowHeight + 8
+	height := top + 3*rowHeight
+	for _, c := range cases {
+		height += (max(1, len(c.shown())) + 3) * rowHeight
 	}
 	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" width="%d" height="%d" role="img">`+"\n", pictureWidth, height, pictureWidth, height)
 	text := func(x, y float64, class, words string) {
 		fmt.Fprintf(&b, `<text x="%.1f" y="%.1f" class="%s">%s</text>`+"\n", x, y, class, html.EscapeString(words))
 	}
+	const title = "How long a lock takes: ours and other libraries"
+	fmt.Fprintf(&b, "<title>%s. %s</title>\n", title, html.EscapeString(r.when()))
 	fmt.Fprintf(&b, "%s"+`<rect class="ground" width="%d" height="%d"/>`+"\n", pictureStyle, pictureWidth, height)
-	text(12, lineHeight+2, "title", "How long a lock takes: ours and other libraries")
-	text(12, 2*lineHeight+2, "quiet", "Medians on one logarithmic scale: a step is ten times. Less is better. Redis, the clients and the locks share one machine;")
-	text(12, 3*lineHeight, "quiet", "proxies add the round trips. The last two are on loopback without a proxy: there only processor time counts.")
+	text(12, rowHeight+2, "title", title)
+	for i, line := range []string{
+		"Medians on one logarithmic scale: a step is ten times. Less is",
+		"better. Redis, the clients and the locks share one machine;",
+		"proxies add the round trips. The last two are on loopback",
+		"without a proxy: only processor time counts there.",
+	} {
+		text(12, float64(i+2)*rowHeight, "quiet", line)
+	}
 	y := float64(top)
 	for i, p := range panels {
-		x, shown := float64(i%2*panelWidth), cases[i].shown()
-		foot := y + float64(rows(i)+1)*rowHeight + 6
-		text(x+12, y+rowHeight, "title", p.title)
+		shown := cases[i].shown()
+		foot := y + float64(max(1, len(shown))+1)*rowHeight + 6
+		text(12, y+rowHeight, "title", p.title)
 		for power := leastPower; power <= mostPower; power++ {
-			at := x + place(math.Pow10(power))
+			at := place(math.Pow10(power))
 			fmt.Fprintf(&b, `<path class="grid" d="M%.1f %.1fV%.1f"/>`+"\n", at, y+rowHeight+6, foot)
-			fmt.Fprintf(&b, `<text x="%.1f" y="%.1f" class="quiet" text-anchor="middle">%s</text>`+"\n", at, foot+12, labels[power])
+			if label := labels[power]; label != "" {
+				text(at, foot+12, "quiet middle", label)
+			}
 		}
 		if shown == nil {
-			text(x+12, y+2*rowHeight, "quiet", "not measured")
+			text(12, y+2*rowHeight, "quiet", "not measured")
 		}
 		for j, row := range shown {
 			at, class := y+float64(j+2)*rowHeight, string(row.Kind)
-			text(x+12, at, class, row.String())
+			text(12, at, class, row.String())
 			v := row.figure(p.metric)
 			if v <= 0 {
-				text(x+plotLeft, at, "quiet", "–")
+				text(plotLeft, at, "quiet", "–")
 				continue
 			}
-			fmt.Fprintf(&b, `<circle class="%s" cx="%.1f" cy="%.1f" r="4"/>`+"\n", class, x+place(v), at-4)
-			text(x+place(v)+8, at, class, figures.Format(v, figures.Seconds))
+			fmt.Fprintf(&b, `<circle class="%s" cx="%.1f" cy="%.1f" r="4"/>`+"\n", class, place(v), at-4)
+			text(place(v)+8, at, class, figures.Format(v, figures.Seconds))
 		}
-		if i%2 == 1 {
-			y = foot + rowHeight + 12
-		}
+		y = foot + rowHeight + 12
 	}
-	text(12, float64(height-lineHeight/2), "quiet", r.when())
+	when, where, _ := strings.Cut(r.when(), ", on ")
+	text(12, y+rowHeight, "quiet", when)
+	text(12, y+2*rowHeight-2, "quiet", "on "+where)
 	b.WriteString("</svg>\n")
 	return b.String()
 }
