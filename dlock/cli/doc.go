@@ -132,7 +132,7 @@
 // the holder itself. On PostgreSQL the holder's session ends, with all locks on it.
 //
 //	--url URL         the backend (dlock help url)
-//	--token N         the holder's token
+//	--token N         the token of a lease: the holder's, or another of its range
 //	--session ID      the holder's session, on PostgreSQL, which knows sessions and no tokens
 //
 //	dlock status nightly
