@@ -563,7 +563,11 @@ func (b *bid) yield(e *event, out *actions) {
 		return
 	}
 	b.phase, b.took = yielding, e.now.Sub(b.start)
-	b.await(draining, b.timeout, e, out)
+	wait := b.timeout
+	if b.seen == readers { // they usually refuse the next round, too, whatever a late node says
+		wait = min(max(4*b.took, 2*time.Millisecond), wait)
+	}
+	b.await(draining, wait, e, out)
 	for i := range b.n {
 		b.follow(i, out)
 	}

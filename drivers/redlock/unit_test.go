@@ -379,6 +379,26 @@ func TestANodeThatTimesOutIsSkippedAndRestored(t *testing.T) {
 	})
 }
 
+// A writer whom readers refuse does not wait for a node that does not answer: it would get into the queue late, and readers
+// would come first meanwhile.
+func TestReadersRefuseAWriterAtOnceBesideANodeThatHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		servers, nodes := simNodes(make([]network, 5)...)
+		b := opened(t, nodes, &Options{Guard: -1})
+		read := request1("k", "reader", time.Minute)
+		read.Mode = driver.Shared
+		if _, err := b.Acquire(t.Context(), read); err != nil {
+			t.Fatal(err)
+		}
+		servers[1].pause(time.Minute)
+		start := time.Now()
+		_, err := b.Acquire(t.Context(), request1("k", "writer", time.Minute))
+		if took := time.Since(start); !errors.Is(err, driver.ErrHeld) || took > 50*time.Millisecond {
+			t.Errorf("after %v: %v", took, err)
+		}
+	})
+}
+
 // If the nodes granted different tokens, only the lease's own token breaks it.
 func TestBreakTakesTheLeasesTokenAndNotANodes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
