@@ -3,7 +3,7 @@ module github.com/redlock-go/redlock/redlocktest/trackrecord
 go 1.25.0
 
 require (
-	github.com/bsm/redislock v0.9.4
+	github.com/bsm/redislock v0.10.0
 	github.com/go-redsync/redsync/v4 v4.17.0
 	github.com/redis/go-redis/v9 v9.22.0
 	github.com/redlock-go/redlock v0.1.0
