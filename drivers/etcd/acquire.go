@@ -29,9 +29,11 @@ type attempt struct {
 	fence uint64
 	from  time.Time         // the lease counts from here
 	seen  *driver.HeldError // the holder that was seen last
-	// before is the last entry before our own that excludes it, as of the revision at.
+	// before is the last entry before our own that excludes it, as of the revision at. only says that no
+	// other one does.
 	before *mvccpb.KeyValue
 	at     int64
+	only   bool
 }
 
 // Acquire makes one attempt, or with req.Wait waits in the key's queue.
@@ -94,41 +96,42 @@ func (a *attempt) leave() {
 	default:
 		a.s.leave()
 	}
-	a.s, a.key, a.doubt, a.before = nil, "", false, nil
+	a.s, a.key, a.doubt, a.before, a.from = nil, "", false, nil, time.Time{}
 }
 
 // firsts returns requests for the first entry of each span.
-func (a *attempt) firsts() []clientv3.Op {
+func (a *attempt) firsts(more ...clientv3.OpOption) []clientv3.Op {
 	var ops []clientv3.Op
 	for _, s := range a.spans {
-		ops = append(ops, clientv3.OpGet(s.from, append(clientv3.WithFirstCreate(), clientv3.WithRange(s.to))...))
+		opts := append(clientv3.WithFirstCreate(), clientv3.WithRange(s.to))
+		ops = append(ops, clientv3.OpGet(s.from, append(opts, more...)...))
 	}
 	return ops
 }
 
 // looks returns requests for the last entry of each span, before a revision if that is not zero, and
 // then for the first one.
-func (a *attempt) looks(before int64) []clientv3.Op {
+func (a *attempt) looks(before int64, more ...clientv3.OpOption) []clientv3.Op {
 	var ops []clientv3.Op
 	for _, s := range a.spans {
 		opts := append(clientv3.WithLastCreate(), clientv3.WithRange(s.to))
 		if before != 0 {
 			opts = append(opts, clientv3.WithMaxCreateRev(before-1))
 		}
-		ops = append(ops, clientv3.OpGet(s.from, opts...))
+		ops = append(ops, clientv3.OpGet(s.from, append(opts, more...)...))
 	}
-	return append(ops, a.firsts()...)
+	return append(ops, a.firsts(more...)...)
 }
 
-// hold notes the holder, from answers that begin with those to firsts, and reports whether there is one.
-func (a *attempt) hold(responses []*etcdserverpb.ResponseOp) bool {
+// hold notes the holder, from answers that begin with those to firsts, and returns its entry, nil if
+// there is none.
+func (a *attempt) hold(responses []*etcdserverpb.ResponseOp) *mvccpb.KeyValue {
 	first := pick(responses[:len(a.spans)], func(x, y *mvccpb.KeyValue) bool { return x.CreateRevision < y.CreateRevision })
-	if first == nil {
-		return false
+	if first != nil {
+		e, _ := a.b.parse(first)
+		a.seen = &driver.HeldError{Holder: e.owner}
 	}
-	e, _ := a.b.parse(first)
-	a.seen = &driver.HeldError{Holder: e.owner}
-	return true
+	return first
 }
 
 // look notes the last entry before our own, and the holder, from answers that begin with those to
@@ -138,7 +141,8 @@ func (a *attempt) look(responses []*etcdserverpb.ResponseOp, rev int64) (alone b
 	a.at = rev
 	a.before = pick(responses[:n], func(x, y *mvccpb.KeyValue) bool { return x.CreateRevision > y.CreateRevision })
 	if a.before != nil {
-		a.hold(responses[n:])
+		first := a.hold(responses[n:])
+		a.only = first != nil && first.CreateRevision == a.before.CreateRevision
 	}
 	return a.before == nil
 }
@@ -174,7 +178,7 @@ func (a *attempt) enter(ctx context.Context) (alone bool, err error) {
 		if own := looked[len(looked)-1].GetResponseRange().GetKvs(); len(own) > 0 {
 			return a.found(ctx, own[0])
 		}
-		if !a.hold(looked) {
+		if a.hold(looked) == nil {
 			err = errForm // all conditions are true
 		}
 	}
@@ -223,13 +227,16 @@ func (a *attempt) found(ctx context.Context, kv *mvccpb.KeyValue) (alone bool, e
 // settle reports whether the attempt has the lock by the answer that made its entry: no entry is
 // before its own, and its lease is known to live.
 func (a *attempt) settle(ctx context.Context, p *part) (alone bool, err error) {
-	switch from, ok := a.s.covers(p.sent, p.term); {
+	from, ok := a.s.covers(p.sent, p.term)
+	if ok {
+		a.from = from
+	}
+	switch {
 	case a.fence > driver.MaxFence:
 		return false, &driver.RefusedError{Reason: "the tokens of the locks under " + a.b.opt.Path + " are at their end: use another path"}
 	case a.req.Wait && !a.look(p.answer.Responses, p.rev):
 		return false, nil
 	case ok:
-		a.from = from
 		return true, nil
 	}
 	return a.confirm(ctx)
@@ -293,7 +300,12 @@ func (a *attempt) sleep(ctx context.Context) (alone bool, err error) {
 		if a.b.opt.Notify != nil {
 			a.b.opt.Notify(driver.Notice{Kind: driver.NoticeDisconnected, Node: a.b.address, Key: a.req.Key, Err: err, Detail: "a watch broke, and is made again"})
 		}
-		pause(ctx, 100*time.Millisecond)
+		base.Pause(ctx, 100*time.Millisecond)
+	}
+	if w.Err() == nil && len(w.Events) > 0 && time.Since(a.from) < a.req.TTL/4 {
+		if alone, ok := a.moved(ctx, w.Events[0].Kv.ModRevision); ok {
+			return alone, nil
+		}
 	}
 	// The attempt keeps its place as long as its lease may live.
 	for {
@@ -303,14 +315,30 @@ func (a *attempt) sleep(ctx context.Context) (alone bool, err error) {
 		if answered(err) || errors.Is(err, errGone) || ctx.Err() != nil || a.s.ended() {
 			return alone, err
 		}
-		pause(ctx, 50*time.Millisecond)
+		base.Pause(ctx, 50*time.Millisecond)
 	}
 }
 
-// pause waits for this long, or until ctx ends.
-func pause(ctx context.Context, d time.Duration) {
-	select {
-	case <-time.After(d):
-	case <-ctx.Done():
+// moved looks at the queue after the entry before the attempt's own was removed, at a revision, and
+// reports whether the attempt has the lock now. It writes nothing: the attempt's lease is known to live,
+// since a.from, and entries before its own can only be removed, so what one member has stored is
+// enough, if it is not older than the removal. ok is false if that did not tell.
+func (a *attempt) moved(ctx context.Context, removed int64) (alone, ok bool) {
+	if a.only {
+		return true, true
 	}
+	ctx, cancel := context.WithTimeout(ctx, a.b.opt.CallTimeout)
+	defer cancel()
+	local := clientv3.WithSerializable()
+	ops := append(a.looks(a.rev, local), clientv3.OpGet(a.key, local))
+	seen, _, err := call(ctx, a.b, func(ctx context.Context, c *clientv3.Client) (*clientv3.TxnResponse, error) {
+		return c.Txn(ctx).Then(ops...).Commit()
+	})
+	if err != nil || seen.Header == nil || seen.Header.Revision < removed || !fits(ops, nil, (*etcdserverpb.TxnResponse)(seen)) {
+		return false, false
+	}
+	if own := seen.Responses[len(ops)-1].GetResponseRange().GetKvs(); len(own) == 0 || own[0].CreateRevision != a.rev {
+		return false, false
+	}
+	return a.look(seen.Responses, seen.Header.Revision), true
 }

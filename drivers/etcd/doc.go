@@ -56,7 +56,8 @@
 // server's max-txn-ops permits. A lock that is free and its release are two writes of the cluster,
 // also after a pause. An attempt that finds the key held is one request, which changes nothing; it is
 // in the cluster's log all the same. A waiter checks its place every two seconds, or every third of its
-// TTL if that is less.
+// TTL if that is less. Its lock counts from the last check if that is less than a quarter of the TTL
+// ago, and a handoff is then one write of the cluster, the release.
 //
 // If no member answers for a third of the call timeout, the request goes to another one as well. If
 // answers take longer than that the driver waits longer, so that slow servers get no more to do. An
