@@ -231,13 +231,13 @@ var misconfigurations = map[string]misconfiguration{
 	}), deep},
 
 	"fsync": {"fsync unsafe off", alone(server.KindPostgres, ""), long},
-	"pooler": {"pooler unsafe", func(w *world) (string, mender) {
+	"pooler": {"refused unsafe", func(w *world) (string, mender) {
 		return server.PgBouncer(w.t, server.Postgres(w.t), "transaction").URL(), nil
 	}, deep},
 	"a pooler of whole sessions": {"pooler warning", func(w *world) (string, mender) {
 		return with(server.PgBouncer(w.t, server.Postgres(w.t), "session").URL(), "pooler=session"), nil
 	}, deep},
-	"standby": {"standby unsafe", func(w *world) (string, mender) {
+	"standby": {"refused unsafe", func(w *world) (string, mender) {
 		return server.StartFor(w.t, server.KindPostgres, server.WithStandby()).URL(), nil
 	}, deep},
 	"lock table": {"lock-table warning", func(w *world) (string, mender) {
@@ -256,13 +256,7 @@ var misconfigurations = map[string]misconfiguration{
 		s := server.Postgres(w.t, server.WithSetting("max_connections", "15"))
 		return s.URL(), w.restarting(s)
 	}, deep},
-	"two sequences": {"two-sequences unsafe other.dlock_fence", func(w *world) (string, mender) {
-		s := server.Postgres(w.t)
-		w.want(0, "run", "--url", s.URL(), "k", "--", "true")
-		w.psql(s, "CREATE SCHEMA other", "CREATE SEQUENCE other.dlock_fence AS int8")
-		return s.URL(), w.shell
-	}, deep},
-	"cached sequence": {"sequence unsafe", func(w *world) (string, mender) {
+	"cached sequence": {"refused unsafe", func(w *world) (string, mender) {
 		s := server.Postgres(w.t)
 		w.psql(s, "CREATE SEQUENCE public.dlock_fence AS int8 CACHE 20")
 		return s.URL(), w.shell

@@ -56,9 +56,6 @@ func statesOf(ctx context.Context, c *dlock.Client, keys []string) ([]*driver.St
 	if err == nil {
 		err = i.List(ctx, "", func(state *driver.State) bool { all = append(all, state); return true })
 	}
-	if err == nil && c.Backend().Info().Name == "postgres" { // it lists the locks of this process
-		err = driver.Invalid("PostgreSQL", "stores no names of keys: name them, as in dlock status KEY")
-	}
 	slices.SortFunc(all, func(a, b *driver.State) int { return strings.Compare(a.Key, b.Key) })
 	return all, err
 }

@@ -3,6 +3,7 @@ package postgres
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -17,7 +18,8 @@ import (
 	"github.com/redlock-go/redlock/drivers/postgres/internal/wire"
 )
 
-// Check examines the server, the connection to it and its settings.
+// Check examines the server, the connection to it and its settings. That it is refused is a
+// finding.
 func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 	c := &checkup{Findings: base.Findings{Node: b.String()}, b: b}
 	err := b.inspect(ctx, func(ctx context.Context, conn *pgx.Conn) error {
@@ -29,12 +31,32 @@ func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 				d.Measured = "this connection has no TLS"
 			}
 		}
-		return c.run(ctx)
+		err := c.accepted(ctx)
+		if err == nil {
+			err = c.settings(ctx)
+		}
+		if !errors.Is(err, driver.ErrRefused) {
+			return err
+		}
+		d := c.Add("refused", driver.SeverityUnsafe, "remove this cause, or use another server", "no lock is granted: %v", err)
+		if _, statement, ok := strings.Cut(err.Error(), verdict.MustRun); ok {
+			d.Command = c.psql(statement)
+		}
+		return nil
 	})
 	if err != nil {
 		return nil, err
 	}
 	return c.Result(nil)
+}
+
+// accepted returns why the server is refused. A missing sequence of tokens is made at the first use.
+func (c *checkup) accepted(ctx context.Context) error {
+	_, _, f, err := c.b.examine(ctx, c.pc)
+	if err != nil || c.b.schema == "" || !f.exists && f.others == "" {
+		return err
+	}
+	return c.b.checkFence(f)
 }
 
 type checkup struct {
@@ -80,10 +102,6 @@ func rules(own int) []rule {
 	needed := fmt.Sprintf("%s + %d", clients, own)
 	return []rule{
 		{
-			"standby", driver.SeverityUnsafe, `pg_is_in_recovery()`, `''`, `''`,
-			"connect to the primary", "the server is a standby, and is refused",
-		},
-		{
 			"fsync", driver.SeverityUnsafe, `current_setting('fsync') <> 'on'`, `'off'`, `'ALTER SYSTEM SET fsync = on'`,
 			"turn fsync on", "fsync is off: after a crash of the machine tokens may be given a second time",
 		},
@@ -104,15 +122,8 @@ func rules(own int) []rule {
 	}
 }
 
-func (c *checkup) run(ctx context.Context) error {
-	if name := imitation(c.pc); name != "" {
-		c.Add("imitation", driver.SeverityUnsafe, "take the locks on PostgreSQL", "the server is %s, whose advisory locks exclude nobody; it is refused", name)
-		return nil
-	}
-	if version := major(c.pc.ParameterStatus("server_version")); version < oldest {
-		c.Add("version-old", driver.SeverityUnsafe, "upgrade the server", "version %d cannot end idle sessions, and the driver refuses it", version)
-		return nil
-	}
+// settings asks the questions, and looks for a pooler and a wrong clock.
+func (c *checkup) settings(ctx context.Context) error {
 	all := rules(c.b.opt.MaxConns)
 	columns := []string{"pg_backend_pid()", microseconds("clock_timestamp()")}
 	for _, r := range all {
@@ -124,10 +135,7 @@ func (c *checkup) run(ctx context.Context) error {
 		return err
 	}
 	c.Clock(time.UnixMicro(wire.Value(row[1])), asked)
-	switch pooled := uint32(wire.Value(row[0])) != c.pc.PID(); {
-	case pooled && c.b.opt.Pooler == "":
-		c.Add("pooler", driver.SeverityUnsafe, "connect to the server itself", "there is a pooler before the server; it is refused")
-	case pooled:
+	if uint32(wire.Value(row[0])) != c.pc.PID() {
 		c.Add("pooler", driver.SeverityWarning, "connect to the server itself", "there is a pooler before the server; the URL says that it pools whole sessions")
 	}
 	for i, r := range all {
@@ -139,30 +147,6 @@ func (c *checkup) run(ctx context.Context) error {
 		if d.Measured = string(measured); fix != "" {
 			d.Command = c.psql(fix, "SELECT pg_reload_conf()")
 		}
-	}
-	return c.sequence(ctx)
-}
-
-// sequence examines the sequence of the tokens. If there is none it is made at the first use.
-func (c *checkup) sequence(ctx context.Context) error {
-	if c.b.schema == "" {
-		return nil
-	}
-	f, err := c.b.askFence(ctx, c.pc)
-	if err != nil || !f.exists && f.others == "" {
-		return err
-	}
-	if err = c.b.checkFence(f); err == nil {
-		return nil
-	}
-	d := c.Add("sequence", driver.SeverityUnsafe, "let an administrator correct the sequence", "%v", err)
-	if _, statement, ok := strings.Cut(err.Error(), verdict.MustRun); ok {
-		d.Command = c.psql(statement)
-	}
-	if f.others != "" {
-		d.Code, d.Measured = "two-sequences", f.others
-		d.Remedy = "drop the unused sequence; if this URL uses it, set fencing to the other one"
-		d.Command = c.psql("DROP SEQUENCE " + f.others)
 	}
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/redlock-go/redlock/driver"
@@ -280,15 +281,22 @@ func (c *conn) hangUp(lost int) {
 }
 
 // lockFreed reports whether the locks of a connection that has ended are free for certain. One
-// caller asks the server for all the leases of the connection.
+// caller asks the server whether its process has ended, for all the leases of the connection.
 func (c *conn) lockFreed(ctx context.Context) bool {
-	const askAgain = 50 * time.Millisecond
+	const askAgain, most = 50 * time.Millisecond, time.Second / 2 // the caller's lease is over already
 	c.asking.Lock()
 	defer c.asking.Unlock()
-	if !c.freed.Load() && time.Since(c.asked) > askAgain {
-		c.freed.Store(c.b.processGone(ctx, c.w.PID()))
-		c.asked = time.Now()
+	if c.freed.Load() || time.Since(c.asked) <= askAgain {
+		return c.freed.Load()
 	}
+	ctx, cancel := context.WithTimeout(ctx, most)
+	defer cancel()
+	_ = c.b.inspect(ctx, func(ctx context.Context, other *pgx.Conn) error { // after an error it is not known
+		row, err := query(ctx, other.PgConn(), fmt.Sprintf("SELECT count(*) FROM pg_stat_activity WHERE pid = %d", c.w.PID()))
+		c.freed.Store(err == nil && len(row) > 0 && wire.Value(row[0]) == 0)
+		return err
+	})
+	c.asked = time.Now()
 	return c.freed.Load()
 }
 

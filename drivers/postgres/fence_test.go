@@ -138,7 +138,7 @@ func TestNoTokenIsLargerThanTheLargest(t *testing.T) {
 	_, err := drivertest.Acquire(t, b, waiting("k", time.Minute))
 	isRefused(t, err)
 	nothingLeft(t, s)
-	if d := drivertest.AwaitFinding(t, b, "sequence"); !strings.Contains(d.Command, "setval") {
+	if d := drivertest.AwaitFinding(t, b, "refused"); !strings.Contains(d.Command, "setval") {
 		t.Errorf("Check: %+v", d)
 	}
 }

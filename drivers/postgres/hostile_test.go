@@ -50,7 +50,7 @@ func TestCockroachDBIsRefusedByName(t *testing.T) {
 	})
 	b := opener(t, "postgres://root@"+addr+"/defaultdb?sslmode=disable")
 	refused(t, b, "CockroachDB")
-	if d := drivertest.AwaitFinding(t, b, "imitation"); d.Severity != driver.SeverityUnsafe || !strings.Contains(d.Summary, "CockroachDB") {
+	if d := drivertest.AwaitFinding(t, b, "refused"); d.Severity != driver.SeverityUnsafe || !strings.Contains(d.Summary, "CockroachDB") {
 		t.Errorf("Check: %+v", d)
 	}
 }

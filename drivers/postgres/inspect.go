@@ -3,7 +3,6 @@ package postgres
 import (
 	"context"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -58,25 +57,6 @@ func readLock(v [][]byte) lockRow {
 	return r
 }
 
-// goneTimeout bounds the query of processGone: the caller's lease is over already.
-const goneTimeout = time.Second / 2
-
-// processGone asks the server whether one of its processes has ended. It returns false
-// if the server cannot be asked.
-func (b *Backend) processGone(ctx context.Context, pid uint32) bool {
-	gone := false
-	ctx, cancel := context.WithTimeout(ctx, goneTimeout)
-	defer cancel()
-	err := b.inspect(ctx, func(ctx context.Context, c *pgx.Conn) error {
-		row, err := query(ctx, c.PgConn(), fmt.Sprintf("SELECT count(*) FROM pg_stat_activity WHERE pid = %d", pid))
-		if err == nil && row != nil {
-			gone = wire.Value(row[0]) == 0
-		}
-		return err
-	})
-	return err == nil && gone
-}
-
 // Lookup returns the holders of key. For holders in this process it knows the owner, the token
 // and the time. Other holders are described by their session: Owner is its application_name,
 // which has the owner's label, and its process; Since is when its transaction or else its
@@ -120,15 +100,10 @@ func (b *Backend) Lookup(ctx context.Context, key string) (*driver.State, error)
 
 // holders returns the leases behind one of the server's locks: several if a session of this
 // process has several shared leases of it, one if the session belongs to another process.
-func (b *Backend) holders(id advisory.Number, r lockRow) []driver.Holder {
-	var ours []driver.Holder
+func (b *Backend) holders(id advisory.Number, r lockRow) (ours []driver.Holder) {
 	for _, c := range b.all() {
-		if int64(c.pid()) != r.pid {
-			continue
-		}
-		for _, l := range c.leasesOf(func(l *lease) bool { return l.number == id }) {
-			l.Address, l.Session = r.Address, r.Session
-			ours = append(ours, l.Holder)
+		if int64(c.pid()) == r.pid {
+			ours = append(ours, c.holders(id, r)...)
 		}
 	}
 	if len(ours) > 0 {
@@ -137,23 +112,16 @@ func (b *Backend) holders(id advisory.Number, r lockRow) []driver.Holder {
 	return []driver.Holder{r.Holder}
 }
 
-// A heldLease describes a lease of this process.
-type heldLease struct {
-	driver.Holder
-	key  string
-	mode driver.Mode
-}
-
-// leasesOf returns the connection's leases that match and are not being released.
-func (c *conn) leasesOf(match func(*lease) bool) (all []heldLease) {
+// holders returns the connection's leases of a lock that are not being released.
+func (c *conn) holders(id advisory.Number, r lockRow) (all []driver.Holder) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, l := range c.held {
-		for ; l != nil; l = l.next {
-			if !l.leaving && match(l) {
-				h := driver.Holder{Owner: l.owner, Fence: l.fence, Tokens: l.tokens, Since: l.since, TTL: max(0, time.Until(driver.Expires(l.start, l.ttl)))}
-				all = append(all, heldLease{h, l.key, l.mode})
-			}
+	for l := c.held[id]; l != nil; l = l.next {
+		if !l.leaving {
+			all = append(all, driver.Holder{
+				Owner: l.owner, Fence: l.fence, Tokens: l.tokens, Since: l.since, TTL: max(0, time.Until(driver.Expires(l.start, l.ttl))),
+				Address: r.Address, Session: r.Session,
+			})
 		}
 	}
 	return all
@@ -203,30 +171,12 @@ func (b *Backend) Break(ctx context.Context, key string, h driver.Holder) error 
 	})
 }
 
-// List yields the keys under prefix that this process holds, if the server answers. The server
-// stores only a hash of a key, so locks of other processes cannot be listed. Lookup finds them by
-// their key.
-func (b *Backend) List(ctx context.Context, prefix string, yield func(*driver.State) bool) error {
+// List returns driver.ErrInvalid if the server answers: it stores only a hash of a key. Lookup finds a
+// lock by its key.
+func (b *Backend) List(ctx context.Context, _ string, _ func(*driver.State) bool) error {
 	err := b.inspect(ctx, func(ctx context.Context, c *pgx.Conn) error { return exec(ctx, c.PgConn(), "SELECT 1") })
-	if err != nil {
-		return err
+	if err == nil {
+		err = driver.Invalid("PostgreSQL", "stores no names of keys: name them, as in dlock status KEY")
 	}
-	states := map[string]*driver.State{}
-	for _, c := range b.all() {
-		for _, l := range c.leasesOf(func(l *lease) bool { return strings.HasPrefix(l.key, prefix) }) {
-			st := states[l.key]
-			if st == nil {
-				st = &driver.State{Key: l.key, Mode: l.mode}
-				states[l.key] = st
-			}
-			st.Fence = max(st.Fence, l.Fence)
-			st.Holders = append(st.Holders, l.Holder)
-		}
-	}
-	for _, st := range states {
-		if !yield(st) {
-			break
-		}
-	}
-	return nil
+	return err
 }

@@ -54,8 +54,8 @@ func (b *Backend) setUp(ctx context.Context, c *pgx.Conn) (*wire.Conn, server, e
 func (b *Backend) examine(ctx context.Context, pc *pgconn.PgConn) (srv server, pid int64, f fenceState, err error) {
 	srv = server{version: major(pc.ParameterStatus("server_version"))}
 	asked := time.Now()
-	if name := imitation(pc); name != "" {
-		return srv, 0, f, &driver.RefusedError{Reason: "postgres: the server is " + name + ", whose advisory locks exclude nobody: take the locks on PostgreSQL"}
+	if pc.ParameterStatus("crdb_version") != "" {
+		return srv, 0, f, &driver.RefusedError{Reason: "postgres: the server is CockroachDB, whose advisory locks exclude nobody: take the locks on PostgreSQL"}
 	}
 	if srv.version < oldest {
 		return srv, 0, f, &driver.RefusedError{Reason: fmt.Sprintf("postgres: the server is version %d; leases need %d or newer (idle_session_timeout)", srv.version, oldest)}
@@ -86,14 +86,6 @@ func (b *Backend) examine(ctx context.Context, pc *pgconn.PgConn) (srv server, p
 	srv.id = string(row[3])
 	b.room.Store(wire.Value(row[4]) * wire.Value(row[5]))
 	return srv, pid, readFence(row[6:]), nil
-}
-
-// imitation names a server that speaks PostgreSQL's protocol, and whose advisory locks do nothing.
-func imitation(pc *pgconn.PgConn) string {
-	if pc.ParameterStatus("crdb_version") != "" {
-		return "CockroachDB"
-	}
-	return ""
 }
 
 // settings returns the SQL that sets every session's settings, in place of the defaults of the
