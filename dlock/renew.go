@@ -80,8 +80,9 @@ func (l *Lease) renew(d time.Duration) error {
 		return ErrClosed
 	}
 	defer c.calls.Done()
-	ctx, cancel := context.WithTimeout(c.life, d)
+	ctx, cancel := context.WithTimeout(l.ctx, d)
 	defer cancel()
+	defer context.AfterFunc(c.life, cancel)()
 	at, start := c.clock.Now(), time.Now()
 	l.mu.Lock()
 	if l.err != nil && !l.kept {
@@ -91,7 +92,7 @@ func (l *Lease) renew(d time.Duration) error {
 	}
 	r := l.renewal(at)
 	l.mu.Unlock()
-	g, err := l.held.Renew(renewalContext{ctx, l.ctx}, r)
+	g, err := l.held.Renew(ctx, r)
 	took, now := time.Since(start), c.clock.Fresh()
 	c.renewals.note(err, took)
 
@@ -128,19 +129,6 @@ func (l *Lease) renew(d time.Duration) error {
 	}
 	l.schedule()
 	return err
-}
-
-// renewalContext ends with the embedded context, and also has the values of another one.
-type renewalContext struct {
-	context.Context
-	values context.Context
-}
-
-func (c renewalContext) Value(key any) any {
-	if v := c.values.Value(key); v != nil {
-		return v
-	}
-	return c.Context.Value(key)
 }
 
 // renewals runs the renewals that are due, a bounded number at a time, on goroutines that
