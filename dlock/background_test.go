@@ -271,21 +271,3 @@ func TestRecoveriesOfADriverAreInfoAndItsMessagesAreConstant(t *testing.T) {
 		t.Errorf("got %+v", got)
 	}
 }
-
-// README and the features agree on which drivers serve waiters in order.
-func TestFeaturesSayWhoWaitsInOrder(t *testing.T) {
-	for url, ordered := range map[string]bool{
-		"memory:": true, "redis://127.0.0.1:1/0": true, "valkey://127.0.0.1:1/0": true, "postgres://u@127.0.0.1:1/db": true,
-		"redlock:redis://127.0.0.1:1,redis://127.0.0.1:2,valkey://127.0.0.1:3": true, "file:": false,
-	} {
-		c, err := dlock.OpenURL(url, dlock.WithRequire(driver.FeatureOrdered), dlock.WithLogger(nil))
-		if (err == nil) != ordered {
-			t.Errorf("%s: %v", url, err)
-		}
-		if err != nil {
-			wantInvalid(t, "ordered", err)
-			continue
-		}
-		_ = c.Close() // nothing was connected
-	}
-}

@@ -3,7 +3,6 @@ package dlock_test
 import (
 	"context"
 	"fmt"
-	"runtime"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -38,34 +37,6 @@ func TestRenewalsThatHangCostABoundedNumberOfGoroutines(t *testing.T) {
 				t.Errorf("%d leases cost %d goroutines, and %d are held after 30 s", leases, most, c.Stats().Held)
 			}
 		})
-	}
-}
-
-// What a held lease takes, with the lock of memory.
-func BenchmarkHeld(b *testing.B) {
-	const leases = 100_000
-	for b.Loop() {
-		c, err := dlock.New(memory.New(), dlock.WithLogger(nil))
-		if err != nil {
-			b.Fatal(err)
-		}
-		keys := make([]string, leases)
-		for i := range keys {
-			keys[i] = fmt.Sprint("held/", i)
-		}
-		var before, after runtime.MemStats
-		runtime.GC()
-		runtime.ReadMemStats(&before)
-		for _, key := range keys {
-			if _, err := c.Lock(b.Context(), key); err != nil {
-				b.Fatal(err)
-			}
-		}
-		runtime.GC()
-		runtime.ReadMemStats(&after)
-		b.ReportMetric(float64(after.HeapAlloc-before.HeapAlloc)/leases, "B/lease")
-		_ = c.Close()
-		runtime.KeepAlive(keys)
 	}
 }
 

@@ -16,24 +16,6 @@ import (
 	"github.com/redlock-go/redlock/drivers/memory"
 )
 
-// TestDoShowsANestedLoss: the loss of an inner lock is a loss outside, too, and the error of the
-// lease that was lost names its key.
-func TestDoShowsANestedLoss(t *testing.T) {
-	b := memory.New()
-	c := newSpyClient(t, b)
-	err := dlock.Do(t.Context(), c, "outer", func(ctx context.Context) error {
-		return dlock.Do(ctx, c, "inner", func(ctx context.Context) error {
-			b.Expire("inner")
-			<-ctx.Done()
-			return ctx.Err()
-		})
-	})
-	var e *dlock.Error
-	if !errors.Is(err, dlock.ErrLost) || !errors.As(err, &e) || e.Key != "inner" {
-		t.Errorf("%v is not the loss of the inner lock", err)
-	}
-}
-
 // countingContext counts the contexts that derive from it and have not ended.
 type countingContext struct {
 	context.Context

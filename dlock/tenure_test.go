@@ -57,6 +57,9 @@ func TestALockIsPassedOnInOrderWithoutTheServer(t *testing.T) {
 			unlock(t, l)
 		})
 		before := s.acquires.Load()
+		if before > 4 {
+			t.Errorf("%d requests for one holder and 20 waiters, want those of the first waiter alone", before)
+		}
 		unlock(t, first)
 		for i, got := range served() {
 			if i != got {

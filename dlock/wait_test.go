@@ -100,36 +100,6 @@ func TestAWaiterGetsTheLockOfADeadHolder(t *testing.T) {
 	})
 }
 
-func TestWaitersOfAClientAreServedInOrderAndOnlyTheFirstTroublesTheServer(t *testing.T) {
-	eachWay(t, func(t *testing.T, s *spy, b driver.Backend) {
-		c := newSpyClient(t, b)
-		first := lock(t, c, "k")
-		var mu sync.Mutex
-		var order []int
-		var wg sync.WaitGroup
-		for i := range 20 {
-			wg.Go(func() {
-				l := lock(t, c, "k")
-				mu.Lock()
-				order = append(order, i)
-				mu.Unlock()
-				unlock(t, l)
-			})
-			synctest.Wait()
-		}
-		if n := s.acquires.Load(); n > 4 {
-			t.Errorf("%d requests for one holder and 20 waiters, want those of the first waiter alone", n)
-		}
-		unlock(t, first)
-		wg.Wait()
-		for i, got := range order {
-			if i != got {
-				t.Fatalf("order %v", order)
-			}
-		}
-	})
-}
-
 // A release in this process wakes the next waiter without a poll. A signal of it may never come, if
 // the server does not allow publishing: then the waiter asks a little later.
 func TestALocalReleaseWakesTheFirstWaiter(t *testing.T) {
@@ -177,25 +147,6 @@ func TestAHotKeyIsWatchedBeforeItIsAskedFor(t *testing.T) {
 				time.Sleep(2 * time.Second) // it cools
 			}
 		}
-	})
-}
-
-func TestSharedLocksOfAClientAreHeldTogether(t *testing.T) {
-	eachWay(t, func(t *testing.T, s *spy, b driver.Backend) {
-		c := newSpyClient(t, b)
-		a, z := lock(t, c, "k", dlock.WithShared()), lock(t, c, "k", dlock.WithShared())
-		if _, err := c.TryLock(t.Context(), "k"); !errors.Is(err, dlock.ErrHeld) {
-			t.Errorf("exclusive beside shared: %v, want ErrHeld", err)
-		}
-		unlock(t, a)
-		unlock(t, z)
-		x := lock(t, c, "k")
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		if _, err := c.Lock(ctx, "k", dlock.WithShared()); !errors.Is(err, dlock.ErrHeld) {
-			t.Errorf("shared beside exclusive: %v, want ErrHeld", err)
-		}
-		unlock(t, x)
 	})
 }
 

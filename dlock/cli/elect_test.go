@@ -3,8 +3,6 @@
 package cli
 
 import (
-	"os"
-	"sync"
 	"testing"
 
 	"github.com/redlock-go/redlock/redlocktest/server"
@@ -34,24 +32,5 @@ func TestALeaderThatLostQueuesAgain(t *testing.T) {
 				t.Error("the command of the term that was lost lives on")
 			}
 		})
-	}
-}
-
-func TestAtMostSoManyCommandsRunWithSlots(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	// A command takes the folder of its slot for itself. Two hold on until the other is there.
-	job := `mkdir slot-$DLOCK_SLOT || echo taken >> wrong
-		echo $DLOCK_SLOT >> slots
-		while [ $(sort -u slots | wc -l) -lt 2 ]; do sleep 0.02; done
-		[ $(ls -d slot-* | wc -l) -le 2 ] || echo many >> wrong
-		rmdir slot-$DLOCK_SLOT`
-	var wg sync.WaitGroup
-	for range 6 {
-		wg.Go(func() { w.want(0, "run", "--slots", "2", "k", "--", "sh", "-c", job) })
-	}
-	wg.Wait()
-	if b, err := os.ReadFile(w.path("wrong")); err == nil {
-		t.Errorf("slots were shared: %s", b)
 	}
 }

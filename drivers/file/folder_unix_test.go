@@ -68,30 +68,6 @@ func TestTheDefaultFolderIsPrivate(t *testing.T) {
 	wantRefused(t, "a default folder that is a file", attempt(t, ""), folder, "no folder")
 }
 
-func TestWithoutAHomeTheFolderIsInVarTmp(t *testing.T) {
-	t.Setenv("HOME", "")
-	t.Setenv("XDG_STATE_HOME", "")
-	b, err := New(nil)
-	must(t, err)
-	want := fmt.Sprint("/var/tmp/dlock-", os.Geteuid())
-	if b.folder.path != want {
-		t.Fatalf("the folder is %s, want %s", b.folder.path, want)
-	}
-	if _, err := os.Lstat(want); err == nil {
-		t.Skipf("%s is in use here", want)
-	}
-	defer os.RemoveAll(want) //nolint:errcheck // it was made here
-	l := acquire(t, b, request("k"))
-	if m := mode(t, want); m != fs.ModeDir|0o700 {
-		t.Errorf("%s has mode %v", want, m)
-	}
-	found, err := b.Check(t.Context())
-	if err != nil || len(found) == 0 || !strings.Contains(found[0].Summary, "HOME") {
-		t.Errorf("check: %v, %v; want a note on HOME", found, err)
-	}
-	release(t, l)
-}
-
 func TestWhoMayWriteInAFolderMayShareItsLocks(t *testing.T) {
 	old := syscall.Umask(0o077)
 	defer syscall.Umask(old)
@@ -250,14 +226,5 @@ func TestWhatRootMakesBelongsToTheFoldersOwner(t *testing.T) {
 	found, err := b.Check(t.Context())
 	if err != nil || len(found) != 1 || found[0].Severity != driver.SeverityWarning || !strings.Contains(found[0].Summary, fmt.Sprint(stranger)) {
 		t.Errorf("check: %+v, %v; want a warning on the owner", found, err)
-	}
-}
-
-func TestCheckWarnsOfAFolderWithoutTheStickyBit(t *testing.T) {
-	folder := t.TempDir()
-	must(t, os.Chmod(folder, 0o777))
-	found, err := open(t, folder).Check(t.Context())
-	if err != nil || len(found) != 1 || found[0].Severity != driver.SeverityWarning || found[0].Remedy != "chmod +t "+folder {
-		t.Errorf("check: %+v, %v", found, err)
 	}
 }

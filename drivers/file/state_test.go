@@ -205,24 +205,6 @@ func TestLosingOneRecordNeverLowersATokenLosingBothIsRefused(t *testing.T) {
 	}
 }
 
-// A new counter begins above the limit that it is given.
-func TestACounterBeginsAboveItsLimit(t *testing.T) {
-	d := newDisk()
-	d.rng = rand.New(rand.NewPCG(1, 1))
-	now := time.Now()
-	ahead := uint64(now.Add(time.Hour).UnixMicro())
-	must(t, beginAt(d, ahead))
-	for i := range uint64(3) {
-		if fence, err := issue(d, "b", 0, 1, now); err != nil || fence != ahead+1+i {
-			t.Errorf("token %d, %v", fence, err)
-		}
-	}
-	d.powerLoss()
-	if fence, err := issue(d, "after a restart", 0, 1, now); err != nil || fence <= ahead+3 {
-		t.Errorf("token %d after a restart, %v", fence, err)
-	}
-}
-
 func TestOnlyANewLimitWaitsForTheDisk(t *testing.T) {
 	d := &countingDisk{disk: *newDisk()}
 	now := time.Now()

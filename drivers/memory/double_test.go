@@ -176,22 +176,6 @@ func TestAnOutageCanBeSlow(t *testing.T) {
 	})
 }
 
-func TestAnOutageCanHitRenewalsAlone(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := memory.New()
-		c := newClient(t, b)
-		b.SetOutage(memory.Outage{Err: errCut, RenewalsOnly: true})
-		l := lock(t, c, "k")
-		<-l.Done()
-		if !errors.Is(l.Err(), dlock.ErrLost) || c.Stats().RenewalFailed == 0 {
-			t.Errorf("%v after %d failed renewals", l.Err(), c.Stats().RenewalFailed)
-		}
-		if err := lock(t, c, "other").Unlock(); err != nil {
-			t.Error(err)
-		}
-	})
-}
-
 func TestCloseEndsCallsThatHang(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := memory.New()

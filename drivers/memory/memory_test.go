@@ -310,20 +310,6 @@ func TestHoldTakesTheKeyUntilRelease(t *testing.T) {
 	})
 }
 
-func TestExpireTakesTheKeyFromItsHolder(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := New()
-		b.Expire("nobody's")
-		l := acquire(t, b, request("k"))
-		next := start(t.Context(), b, request("k"))
-		b.Expire("k")
-		granted(t, "the next waiter", next)
-		_, err := l.Renew(t.Context(), &driver.Renewal{TTL: ttl})
-		wantErr(t, "renew", err, driver.ErrLost)
-		wantErr(t, "release", l.Release(t.Context()), driver.ErrLost)
-	})
-}
-
 func TestFailAnswersEveryCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := New()
