@@ -98,7 +98,8 @@ func (a *attempt) try(ctx context.Context) (*lease, error) {
 			p.Value = r.text() // the answer leaves it out
 			return a.granted(&state{key: a.lock, lock: p}, from)
 		}
-		if !errors.Is(err, errConflict) {
+		said := err
+		if !errors.Is(err, errConflict) && !errors.Is(err, driver.ErrHeld) {
 			return nil, err
 		}
 		if st, err = a.b.read(ctx, a.lock); err != nil {
@@ -110,6 +111,8 @@ func (a *attempt) try(ctx context.Context) (*lease, error) {
 			return nil, &driver.HeldError{Holder: h.Owner, Since: h.Since}
 		case st.lock != nil && st.lock.Flags != lockFlags:
 			return nil, &driver.RefusedError{Reason: "the key " + strconv.Quote(a.lock) + " has data of another program: use another path"}
+		case errors.Is(said, driver.ErrHeld): // a lock-delay: the leader alone said so, and a majority follows it
+			return nil, said
 		case len(st.waiters) > 0: // the holder's session ended; or a leader did not know it, and it was this attempt's
 			if bad := a.b.pass(ctx, st); !errors.Is(bad, errConflict) {
 				return nil, cmp.Or(bad, error(&driver.HeldError{ReservedForWaiter: true, RetryAfter: lookEvery}))

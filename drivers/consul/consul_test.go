@@ -145,6 +145,37 @@ func TestTheApisOwnLock(t *testing.T) {
 	drivertest.Release(t, drivertest.Grant(t, b, drivertest.NewRequest("k", time.Minute)))
 }
 
+// A lock whose session had a lock-delay is held until that has passed. The leader alone says so, so a
+// majority confirms it.
+func TestTheLockDelayOfOthers(t *testing.T) {
+	t.Parallel()
+	g, url := single(t)
+	var alone atomic.Bool
+	c, err := api.NewClient(&api.Config{Address: g.Addrs()[0], HttpClient: &http.Client{Transport: roundTripper(func(r *http.Request) (*http.Response, error) {
+		if strings.HasSuffix(r.URL.Path, "/txn") && alone.Load() && !strings.Contains(body(r), `"lock"`) {
+			return &http.Response{StatusCode: http.StatusInternalServerError, Header: http.Header{}, Body: io.NopCloser(strings.NewReader("No cluster leader"))}, nil
+		}
+		return http.DefaultTransport.RoundTrip(r)
+	})}})
+	must(t, err)
+	b, err := consul.New(c, &consul.Options{Path: t.Name()})
+	must(t, err)
+	defer b.Close() //nolint:errcheck // of a test
+	id, _, err := c.Session().Create(&api.SessionEntry{TTL: "10s", Behavior: api.SessionBehaviorDelete, LockDelay: time.Minute}, nil)
+	must(t, err)
+	_, _, err = c.KV().Acquire(&api.KVPair{Key: open(t, url).Path("k"), Session: id}, nil)
+	must(t, err)
+	_, err = c.Session().Destroy(id, nil)
+	must(t, err)
+	if _, err := drivertest.Acquire(t, b, drivertest.NewRequest("k", time.Minute)); drivertest.Verdict(err) != "held" {
+		t.Errorf("within the lock-delay: %v", err)
+	}
+	alone.Store(true)
+	if _, err := b.Acquire(t.Context(), drivertest.NewRequest("k", time.Minute)); drivertest.Verdict(err) != "unknown" {
+		t.Errorf("by a leader that leads nobody: %v", err)
+	}
+}
+
 // A key with data of another program is refused, and stays as it is.
 func TestDataOfOthersStays(t *testing.T) {
 	t.Parallel()
