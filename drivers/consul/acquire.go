@@ -155,7 +155,7 @@ func (a *attempt) clean(ctx context.Context) error {
 	if a.w == nil && a.doubt == nil {
 		return nil
 	}
-	if a.doubt != nil && !a.b.changed(a.doubt) {
+	if a.doubt != nil {
 		_, err := a.b.commit(ctx, a.doubt.value+1, a.b.setBase(a.doubt, a.doubt.value+1))
 		if err != nil && !errors.Is(err, errConflict) {
 			return err // a conflict: it has changed
@@ -280,7 +280,7 @@ type state struct {
 func (b *Backend) read(ctx context.Context, lock string, more ...*api.KVTxnOp) (*state, error) {
 	a, err := b.txn(ctx, append(more, get(b.baseKey()), get(lock), below(b.queue(lock)))...)
 	if err == nil {
-		err = b.readBase(a)
+		_, err = b.readBase(a)
 	}
 	if err != nil {
 		return nil, err

@@ -206,12 +206,12 @@ func TestRequestsOfAPair(t *testing.T) {
 	must(t, err)
 	const rounds = 50
 	var took, tookTheirs time.Duration
-	drivertest.Release(t, drivertest.Grant(t, b, drivertest.NewRequest("k", time.Minute)))
+	drivertest.Release(t, drivertest.Grant(t, b, drivertest.NewRequest("k", time.Hour)))
 	n.sent.Store(0)
 	m.sent.Store(0)
 	for range rounds {
 		from := time.Now()
-		drivertest.Release(t, drivertest.Grant(t, b, drivertest.NewRequest("k", time.Minute)))
+		drivertest.Release(t, drivertest.Grant(t, b, drivertest.NewRequest("k", time.Hour)))
 		took += time.Since(from)
 		from = time.Now()
 		_, err := theirs.Lock(nil)
@@ -228,8 +228,8 @@ func TestRequestsOfAPair(t *testing.T) {
 	took, tookTheirs = 0, 0
 	const handoffs = 10
 	for range handoffs {
-		l := drivertest.Grant(t, b, drivertest.NewRequest("k", time.Minute))
-		waiting := drivertest.Waiter(t, b, drivertest.NewRequest("k", time.Minute))
+		l := drivertest.Grant(t, b, drivertest.NewRequest("k", time.Hour))
+		waiting := drivertest.Waiter(t, b, drivertest.NewRequest("k", time.Hour))
 		drivertest.AwaitWaiters(t, b, "k", 1)
 		from := time.Now()
 		drivertest.Release(t, l)
@@ -250,7 +250,7 @@ func TestRequestsOfAPair(t *testing.T) {
 		must(t, next.Unlock())
 	}
 	t.Logf("a handoff: %v, beside %v", took/handoffs, tookTheirs/handoffs)
-	if x > 0.5*y+0.1 { // a renewal of the session between them
+	if x > 0.5*y {
 		t.Errorf("a pair is %.2f requests, beside %.2f", x, y)
 	}
 }

@@ -97,10 +97,10 @@ type Backend struct {
 
 	calls base.Calls
 
-	sessions base.Sessions[*session] // by their TTL in seconds
+	sessions base.Sessions[*session]   // by their TTL in seconds
+	base     atomic.Pointer[tokenBase] // nil: it must be read
 
-	mu   sync.Mutex // of the sessions' fields too
-	base *tokenBase // nil: it must be read
+	mu sync.Mutex // of the sessions' fields
 }
 
 var (

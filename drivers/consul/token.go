@@ -38,26 +38,19 @@ func (b *Backend) saw(index uint64) {
 
 // expect returns the base that the servers most likely have.
 func (b *Backend) expect(ctx context.Context) (*tokenBase, error) {
-	for {
-		b.mu.Lock()
-		x := b.base
-		b.mu.Unlock()
-		if x != nil {
-			return x, nil
-		}
-		a, err := b.txn(ctx, get(b.baseKey()))
-		if err == nil {
-			err = b.readBase(a)
-		}
-		if err != nil {
-			return nil, err
-		}
+	if x := b.base.Load(); x != nil {
+		return x, nil
 	}
+	a, err := b.txn(ctx, get(b.baseKey()))
+	if err != nil {
+		return nil, err
+	}
+	return b.readBase(a)
 }
 
 // readBase reads the base from an answer.
-func (b *Backend) readBase(a answer) (err error) {
-	x := &tokenBase{}
+func (b *Backend) readBase(a answer) (x *tokenBase, err error) {
+	x = &tokenBase{}
 	if p := a[b.baseKey()]; p != nil {
 		x.index = p.ModifyIndex
 		x.value, err = base.ParseBase(string(p.Value), layout, b.opt.Path)
@@ -65,11 +58,9 @@ func (b *Backend) readBase(a answer) (err error) {
 		b.seen.Store(0) // it may be another cluster
 	}
 	if err == nil {
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		b.base = x
+		b.base.Store(x)
 	}
-	return err
+	return x, err
 }
 
 // change carries out what ops returns for the base of a new token, if the expected base is there, which
@@ -91,13 +82,6 @@ func (b *Backend) change(ctx context.Context, ops func(base uint64) []*api.KVTxn
 	return done, old, err
 }
 
-// changed reports whether the base is certainly another one by now.
-func (b *Backend) changed(old *tokenBase) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.base != nil && b.base.index > old.index
-}
-
 // setBase stores a base if the expected one is there.
 func (b *Backend) setBase(old *tokenBase, value uint64) *api.KVTxnOp {
 	return &api.KVTxnOp{Verb: api.KVCAS, Key: b.baseKey(), Index: old.index, Value: []byte(layout + " " + strconv.FormatUint(value, 10))}
@@ -107,11 +91,7 @@ func (b *Backend) setBase(old *tokenBase, value uint64) *api.KVTxnOp {
 func (b *Backend) commit(ctx context.Context, value uint64, ops ...*api.KVTxnOp) (answer, error) {
 	done, err := b.txn(ctx, ops...)
 	if p := done[b.baseKey()]; p != nil {
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		if b.base == nil || b.base.index < p.ModifyIndex {
-			b.base = &tokenBase{value, p.ModifyIndex}
-		}
+		b.base.Store(&tokenBase{value, p.ModifyIndex})
 	}
 	return done, err
 }

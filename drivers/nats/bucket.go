@@ -166,13 +166,9 @@ func (b *Backend) create(ctx context.Context, nc *nats.Conn, js jetstream.JetStr
 
 // newEnough reports whether a server's version is 2.11 or newer.
 func newEnough(version string) bool {
-	parts := strings.SplitN(version, ".", 3)
-	if len(parts) < 2 {
-		return false
-	}
-	major, err1 := strconv.Atoi(parts[0])
-	minor, err2 := strconv.Atoi(parts[1])
-	return err1 == nil && err2 == nil && (major > 2 || major == 2 && minor >= 11)
+	var major, minor int
+	_, err := fmt.Sscanf(version, "%d.%d", &major, &minor)
+	return err == nil && (major > 2 || major == 2 && minor >= 11)
 }
 
 const anew = ": delete it while no lock is held, and this driver makes it anew"

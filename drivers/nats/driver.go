@@ -35,7 +35,7 @@ func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	opt := Options{Prefix: cfg.Prefix, Notify: cfg.Notify, Bucket: strings.TrimPrefix(u.Path, "/")}
+	opt := Options{Prefix: cfg.Prefix, Bucket: strings.TrimPrefix(u.Path, "/")}
 	opt.CallTimeout = u.Params.Duration("call_timeout", time.Second, 10*time.Millisecond)
 	creds := u.Params.String("creds", "")
 	secure, err := u.Params.TLS(u.Scheme == "tls")
@@ -60,29 +60,22 @@ func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 // dial makes a connection with settings for locks: it goes on connecting for ever, and keeps no
 // request for a server that it does not reach, since nobody could tell when such a request arrives.
 func dial(u *dsn.URL, creds string, secure *tls.Config, b *Backend) (*nats.Conn, error) {
-	o := nats.GetDefaultOptions()
-	for _, host := range u.Hosts {
-		o.Servers = append(o.Servers, "nats://"+host)
-	}
-	o.Name, o.Timeout = "dlock", b.opt.CallTimeout*3/4
-	o.MaxReconnect, o.ReconnectWait, o.ReconnectJitter, o.ReconnectBufSize = -1, 50*time.Millisecond, 100*time.Millisecond, -1
-	o.PingInterval, o.MaxPingsOut, o.IgnoreAuthErrorAbort = 5*time.Second, 2, true
-	o.DisconnectedErrCB = func(_ *nats.Conn, err error) { b.disconnected(err) }
-	o.AsyncErrorCB = func(_ *nats.Conn, _ *nats.Subscription, err error) { b.complaint.Store(&err) }
-	if secure != nil {
-		o.Secure, o.TLSConfig = true, secure
-	}
-	switch {
-	case creds != "":
-		if err := nats.UserCredentials(creds)(&o); err != nil {
-			return nil, err
+	return nats.Connect(strings.Join(u.Hosts, ","), func(o *nats.Options) error {
+		o.Name, o.Timeout = "dlock", b.opt.CallTimeout*3/4
+		o.MaxReconnect, o.ReconnectWait, o.ReconnectJitter, o.ReconnectBufSize = -1, 50*time.Millisecond, 100*time.Millisecond, -1
+		o.PingInterval, o.MaxPingsOut, o.IgnoreAuthErrorAbort = 5*time.Second, 2, true
+		o.AsyncErrorCB = func(_ *nats.Conn, _ *nats.Subscription, err error) { b.complaint.Store(&err) }
+		o.Secure, o.TLSConfig = secure != nil, secure
+		switch {
+		case creds != "":
+			return nats.UserCredentials(creds)(o)
+		case u.Password == "":
+			o.Token = u.User
+		default:
+			o.User, o.Password = u.User, u.Password
 		}
-	case u.Password == "":
-		o.Token = u.User
-	default:
-		o.User, o.Password = u.User, u.Password
-	}
-	return o.Connect()
+		return nil
+	})
 }
 
 // Options are the settings of a backend. The zero value of each field is its default, and so is a
@@ -90,8 +83,6 @@ func dial(u *dsn.URL, creds string, secure *tls.Config, b *Backend) (*nats.Conn,
 type Options struct {
 	// Prefix goes before every key.
 	Prefix string
-	// Notify receives background notices; see driver.Config.Notify.
-	Notify func(driver.Notice)
 	// Bucket is the bucket of JetStream that has the locks; "dlock" by default.
 	Bucket string
 	// CallTimeout bounds one attempt, renewal or release; 1 s by default.
@@ -186,10 +177,4 @@ func (b *Backend) Close() error {
 		b.conn.Close()
 	}
 	return nil
-}
-
-func (b *Backend) disconnected(err error) {
-	if b.opt.Notify != nil && err != nil && !b.calls.Closed() {
-		b.opt.Notify(driver.Notice{Kind: driver.NoticeDisconnected, Node: b.address, Err: oneLine(err)})
-	}
 }

@@ -1,7 +1,6 @@
 package nats
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -16,11 +15,6 @@ import (
 // JetStream's errors that have no name in its client.
 const (
 	codeUnavailable     jetstream.ErrorCode = 10008
-	codeNoPeers         jetstream.ErrorCode = 10005
-	codeNoResources     jetstream.ErrorCode = 10023
-	codeStorageFull     jetstream.ErrorCode = 10047
-	codeReplicas        jetstream.ErrorCode = 10074
-	codeStoreFailed     jetstream.ErrorCode = 10077
 	codeConcurrentWrite jetstream.ErrorCode = 10164
 )
 
@@ -35,8 +29,7 @@ var errConflict = errors.New("another client was first")
 // noEffect reports whether a request with this error certainly had no effect, and will have none.
 func noEffect(err error) bool {
 	var unsent *unsentError
-	var answer *jetstream.APIError
-	return errors.Is(err, errConflict) || errors.Is(err, driver.ErrRefused) || errors.As(err, &unsent) || errors.As(err, &answer)
+	return errors.Is(err, errConflict) || errors.Is(err, driver.ErrRefused) || errors.As(err, &unsent)
 }
 
 // leaderless reports whether no server took the request.
@@ -48,8 +41,8 @@ func leaderless(err error) bool {
 
 // explain returns the error of this driver for one of the client's.
 func (b *Backend) explain(err error) error {
-	if err == nil {
-		return nil
+	if err == nil || errors.Is(err, driver.ErrRefused) {
+		return err
 	}
 	refused := func(wait time.Duration, reason string) error {
 		return &driver.RefusedError{Reason: reason, RetryAfter: wait, Err: oneLine(err)}
@@ -76,14 +69,11 @@ func (b *Backend) explain(err error) error {
 		return errConflict
 	case jetstream.JSErrCodeStreamNotFound:
 		b.forget()
+		return oneLine(err)
 	case jetstream.JSErrCodeJetStreamNotEnabled, jetstream.JSErrCodeJetStreamNotEnabledForAccount:
 		return refused(0, "JetStream is off: enable it on the server and for the account")
-	case codeNoResources, codeStorageFull, codeStoreFailed:
-		return refused(time.Second, "JetStream has no room: raise its limits or free storage")
-	case codeNoPeers, codeReplicas:
-		return refused(time.Second, "the cluster has too few servers for the bucket's replicas")
 	}
-	return oneLine(err)
+	return refused(time.Second, "JetStream has too little storage, too few servers, or another trouble")
 }
 
 // forget looks for the bucket again at the next call: it may have been deleted, and made anew.
@@ -95,12 +85,5 @@ func (b *Backend) forget() {
 
 // oneLine keeps what a server said on one line, within bounds, without the client's name.
 func oneLine(err error) error {
-	text := strings.ReplaceAll(strings.Join(strings.Fields(err.Error()), " "), "nats: ", "")
-	if len(text) > 300 {
-		text = text[:300] + "…"
-	}
-	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) || text == err.Error() {
-		return err
-	}
-	return errors.New(text)
+	return fmt.Errorf("%.300s", strings.ReplaceAll(strings.Join(strings.Fields(err.Error()), " "), "nats: ", ""))
 }

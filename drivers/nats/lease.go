@@ -88,19 +88,15 @@ func (l *lease) change(ctx context.Context, ttl time.Duration, r record) (uint64
 			return seq, err
 		}
 		// An earlier renewal may have taken effect without an answer.
-		last, err := l.b.last(ctx, l.k, l.lock)
-		if err == nil && (last.Owner != l.owner || last.fence(l.k) != l.grant.Fence) {
-			if err = l.b.confirm(ctx, l.k, l.lock, last.seq); err == nil {
-				l.ended(0)
-				return 0, driver.ErrLost
-			}
-		}
-		if err != nil && !errors.Is(err, errConflict) {
+		last, err := l.b.agreed(ctx, l.k, l.lock)
+		if err != nil {
 			return 0, err
 		}
-		if err == nil {
-			l.seq = last.seq
+		if last.Owner != l.owner || last.fence(l.k) != l.grant.Fence {
+			l.ended(0)
+			return 0, driver.ErrLost
 		}
+		l.seq = last.seq
 	}
 }
 

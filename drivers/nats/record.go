@@ -61,19 +61,13 @@ func (r *record) held(k *bucket) *driver.HeldError {
 	return &driver.HeldError{Holder: r.Owner, RetryAfter: r.left(k), Since: r.since(), Clock: k.now()}
 }
 
-// The headers of messages that this driver writes or reads.
-const (
-	headerTTL        = "Nats-TTL"
-	headerExpected   = "Nats-Expected-Last-Subject-Sequence"
-	headerExpectedOf = "Nats-Expected-Last-Subject-Sequence-Subject"
-	headerMarker     = "Nats-Marker-Reason"
-	headerOp         = "KV-Operation"
-)
+// headerOp is the header of a message that says that a lock is free, as the client's buckets have it.
+const headerOp = "KV-Operation"
 
 // parse reads a message about a lock. What is not understood is a lock of somebody unknown.
 func parse(header nats.Header, data []byte) record {
 	var r record
-	if header.Get(headerMarker) != "" {
+	if header.Get(jetstream.MarkerReasonHeader) != "" {
 		r.expired = true
 		return r
 	}
@@ -85,7 +79,7 @@ func parse(header nats.Header, data []byte) record {
 	if free {
 		r.Owner, r.Token, r.Since = "", 0, 0
 	}
-	if ttl, err := time.ParseDuration(header.Get(headerTTL)); err == nil {
+	if ttl, err := time.ParseDuration(header.Get(jetstream.MsgTTLHeader)); err == nil {
 		r.ttl = min(max(ttl, 0), 2*maxTTL)
 	}
 	return r
@@ -139,8 +133,8 @@ func (b *Backend) last(ctx context.Context, k *bucket, lock string) (record, err
 // returns the number of the new one, which is larger than that of every message before.
 func (b *Backend) put(ctx context.Context, k *bucket, subject string, expected uint64, ttl time.Duration, r record) (uint64, error) {
 	m := nats.NewMsg(subject)
-	m.Header.Set(headerTTL, strconv.FormatInt(int64((ttl+time.Second-1)/time.Second), 10)+"s")
-	m.Header.Set(headerExpected, strconv.FormatUint(expected, 10))
+	m.Header.Set(jetstream.MsgTTLHeader, strconv.FormatInt(int64((ttl+time.Second-1)/time.Second), 10)+"s")
+	m.Header.Set(jetstream.ExpectedLastSubjSeqHeader, strconv.FormatUint(expected, 10))
 	if r.Owner == "" {
 		m.Header.Set(headerOp, "DEL")
 	}
@@ -168,10 +162,10 @@ func (b *Backend) publish(ctx context.Context, k *bucket, m *nats.Msg) (seq uint
 // lock it only asks whether a majority serves.
 func (b *Backend) confirm(ctx context.Context, k *bucket, lock string, seq uint64) error {
 	m := nats.NewMsg(k.subject("c", b.id))
-	m.Header.Set(headerTTL, "1s")
+	m.Header.Set(jetstream.MsgTTLHeader, "1s")
 	if lock != "" {
-		m.Header.Set(headerExpected, strconv.FormatUint(seq, 10))
-		m.Header.Set(headerExpectedOf, k.subject("k", lock))
+		m.Header.Set(jetstream.ExpectedLastSubjSeqHeader, strconv.FormatUint(seq, 10))
+		m.Header.Set(jetstream.ExpectedLastSubjSeqSubjHeader, k.subject("k", lock))
 	}
 	_, err := b.publish(ctx, k, m)
 	return err

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/redlock-go/redlock/driver"
 )
@@ -22,7 +23,7 @@ func FuzzStored(f *testing.F) {
 		if back, err := url.QueryUnescape(n); err != nil || back != key || strings.ContainsAny(n, ".*> \t\r\n") {
 			t.Errorf("the name of %q is %q", key, n)
 		}
-		r := parse(nats.Header{headerMarker: {marker}, headerOp: {op}, headerTTL: {ttl}}, data)
+		r := parse(nats.Header{jetstream.MarkerReasonHeader: {marker}, headerOp: {op}, jetstream.MsgTTLHeader: {ttl}}, data)
 		if free := marker != "" || op != ""; free != (r.Owner == "") || len(r.Owner) > maxMessage || r.ttl < 0 || r.ttl > 2*maxTTL ||
 			r.Token > driver.MaxFence || r.since().Year() > 9999 {
 			t.Errorf("%q: %+v", data, r)

@@ -426,20 +426,7 @@ func TestAProcessStoppedInAStatementKeepsTheFileLocked(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer b.Close() //nolint:errcheck // nothing is held
-	stop, stopped := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(stopped)
-		for {
-			select {
-			case <-stop:
-				return
-			default:
-			}
-			if l, err := busy.Acquire(context.Background(), request("of a busy process")); err == nil {
-				_ = l.Release(context.Background())
-			}
-		}
-	}()
+	stop := drivertest.Busy(busy, "of a busy process")
 	ask := func() error {
 		l, err := b.Acquire(t.Context(), request("k"))
 		if err == nil {
@@ -463,8 +450,7 @@ func TestAProcessStoppedInAStatementKeepsTheFileLocked(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "a lock after it", func() bool { return ask() == nil })
-	close(stop)
-	<-stopped
+	stop()
 }
 
 // noTable: a look makes neither the table nor SQLite's file, and says that it is missing; so does an

@@ -99,6 +99,21 @@ func acquire(t testing.TB, b driver.Backend, req *driver.Request, known func(err
 	return l, err
 }
 
+// Busy takes a lock and frees it, again and again, until stop is called.
+func Busy(b driver.Backend, key string) (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for ctx.Err() == nil {
+			if l, err := b.Acquire(context.WithoutCancel(ctx), NewRequest(key, time.Minute)); err == nil {
+				_ = l.Release(context.WithoutCancel(ctx))
+			}
+		}
+	}()
+	return func() { cancel(); <-stopped }
+}
+
 // Waiter waits for a lock in the background. It sends the lease, or nil if the wait failed.
 func Waiter(t testing.TB, b driver.Backend, req *driver.Request) <-chan driver.Lease {
 	got := make(chan driver.Lease, 1)
