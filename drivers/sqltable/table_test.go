@@ -1,9 +1,11 @@
 package sqltable_test
 
 import (
+	"bytes"
 	"context"
 	"database/sql"
 	sqldriver "database/sql/driver"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -95,23 +97,33 @@ func lateStatement(t *testing.T, p *place) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ready(t, b)
-	eventually(t, "the clean-up in the background is over", func() bool {
-		before := proxy.Stats().ToServer
-		time.Sleep(20 * time.Millisecond)
-		return proxy.Stats().ToServer == before
+	const key = "late-statement"
+	name := []byte(hex.EncodeToString([]byte(key))) // as statements have it
+	other := p.open(t)
+	drivertest.Release(t, must(t, other, request(key))) // there is a row
+	var held atomic.Bool
+	resumed := make(chan struct{})
+	resume := sync.OnceFunc(func() { close(resumed) })
+	t.Cleanup(resume)
+	proxy.Judge(fault.ToServer, func(_ int64, chunk []byte) (int, fault.Action) {
+		if held.Load() || bytes.Contains(chunk, name) {
+			held.Store(true) // nor does what would undo it arrive
+			<-resumed
+		}
+		return len(chunk), fault.Pass
 	})
-	proxy.Pause()
-	before := proxy.Stats().ToServer
-	if _, err := b.Acquire(t.Context(), request("k")); err == nil || errors.Is(err, driver.ErrHeld) || errors.Is(err, driver.ErrRefused) {
-		t.Errorf("nobody answered, and yet: %v", err)
+	ready(t, b)
+	for !held.Load() { // a call that waits for the only connection until its deadline sends nothing
+		if _, err := b.Acquire(t.Context(), request(key)); err == nil || errors.Is(err, driver.ErrHeld) || errors.Is(err, driver.ErrRefused) {
+			t.Fatalf("nobody answered, and yet: %v", err)
+		}
 	}
 	_ = b.Close() // nothing is undone any more
-	proxy.Resume()
+	before := proxy.Stats().ToServer
+	resume()
 	eventually(t, "the statement arrives", func() bool { return proxy.Stats().ToServer > before })
-	other := p.open(t)
 	for range 20 { // whenever it takes effect
-		drivertest.Release(t, must(t, other, request("k")))
+		drivertest.Release(t, must(t, other, request(key)))
 	}
 }
 
