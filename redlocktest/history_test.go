@@ -161,6 +161,27 @@ func TestOnlyABidThatIsNamedIsInTheWay(t *testing.T) {
 	}
 }
 
+// TestAManyStateSearchIsGivenUp: readers whose sessions ended at unknown times leave the lock in any of
+// thousands of states, and a step that compares them counts for what it costs.
+func TestAManyStateSearchIsGivenUp(t *testing.T) {
+	var ops []porcupine.Operation
+	for who := range 8 {
+		ops = append(ops, reader(op(acquireOp, who, granted, 5, 0, 10)), cut(loseOp, who, 11, 100))
+	}
+	ops = append(ops, op(acquireOp, 9, granted, 1, 50, 60)) // which no order explains
+	const most = 10_000
+	m, pairs := lockModel(true), int64(0)
+	step := m.Step
+	m.Step = func(state, in, out interface{}) (bool, interface{}) {
+		n := int64(len(state.([]interface{})))
+		pairs += n * n
+		return step(state, in, out)
+	}
+	if legal, steps := decide(m, ops, most); legal || steps <= most || pairs/64 > most {
+		t.Errorf("legal: %v, after %d steps and %d pairs of states", legal, steps, pairs)
+	}
+}
+
 // TestAnUndecidedHistoryIsAFailure: an undecided history shows nothing.
 func TestAnUndecidedHistoryIsAFailure(t *testing.T) {
 	t.Parallel()

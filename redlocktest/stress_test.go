@@ -52,8 +52,7 @@ const stressTries = 100
 
 // TestStressFindsPlantedBugs prints which bugs in this process the stress finds, and which only a
 // case of the suite finds, because the stress sees only a wrong order of calls and not a wrong hint or
-// a leak. Outside of the deep depth it runs a few of those that it must find, and none with -short: a
-// search for an order of calls after losses takes up to a minute of processor time.
+// a leak. Outside of the deep depth it runs a few of those that it must find, and none with -short.
 func TestStressFindsPlantedBugs(t *testing.T) {
 	if testing.Short() {
 		t.Skip("short: it searches")
