@@ -81,28 +81,31 @@ func (l *lease) take(ctx context.Context, expected uint64) error {
 	case err == nil:
 		l.granted(seq, start)
 	case !noEffect(err): // it may have taken effect, or may yet
-		tried := &lease{b: l.b, k: l.k, lock: l.lock, owner: l.owner}
-		l.b.calls.Undo(start.Add(2*l.ttl), func(call *base.Call) error { return tried.undo(call, expected) })
+		k, owner := l.k, l.owner
+		l.b.calls.Undo(start.Add(2*l.ttl), func(call *base.Call) error {
+			return l.b.free(call, k, l.lock, func(r record) bool { return r.Owner == owner || r.seq == expected })
+		})
 		l.owner += "/again" // so that it leaves the next attempt alone
 	}
 	return err
 }
 
-// undo frees the lock if the attempt has it, and otherwise leaves a last message with another
-// number than the attempt expects, so that it does nothing should it arrive later.
-func (l *lease) undo(ctx context.Context, expected uint64) error {
+// free frees a lock for its first waiter as long as its last message is one of those. That has another
+// number than an attempt expects, which then does nothing should it arrive later.
+func (b *Backend) free(ctx context.Context, k *bucket, lock string, these func(record) bool) error {
 	for {
-		if l.gone(ctx) {
+		if b.gone(ctx, k) {
 			return nil
 		}
-		r, err := l.b.agreed(ctx, l.k, l.lock)
-		if err != nil {
+		r, err := b.agreed(ctx, k, lock)
+		if err != nil || !these(r) {
 			return err
 		}
-		if r.Owner != l.owner && r.seq != expected {
-			return nil
+		next, _, err := b.first(ctx, k, lock, 1)
+		if err == nil {
+			_, err = b.put(ctx, k, k.subject("k", lock), r.seq, markerTTL, record{Next: next})
 		}
-		if _, err = l.b.put(ctx, l.k, l.k.subject("k", l.lock), r.seq, markerTTL, record{Next: r.Next}); !errors.Is(err, errConflict) {
+		if !errors.Is(err, errConflict) {
 			return err
 		}
 	}
@@ -204,7 +207,7 @@ func (l *lease) wait(call *base.Call, last *driver.HeldError) error {
 		b.calls.Undo(time.Now().Add(entryTTL), func(call *base.Call) error {
 			err := b.purge(call, k, place)
 			if err == nil && l.place == "" { // it got no lock
-				err = b.passOn(call, k, l.lock, w.id)
+				err = b.free(call, k, l.lock, func(r record) bool { return r.Owner == "" && r.Next == w.id })
 			}
 			return err
 		})
@@ -233,7 +236,7 @@ func (l *lease) wait(call *base.Call, last *driver.HeldError) error {
 			return nil
 		case errors.As(err, &held):
 			last = held
-		case errors.Is(err, driver.ErrRefused), l.gone(call): // nothing more is told of this bucket
+		case errors.Is(err, driver.ErrRefused), b.gone(call, k): // nothing more is told of this bucket
 			return err
 		}
 		next := patience
@@ -244,22 +247,6 @@ func (l *lease) wait(call *base.Call, last *driver.HeldError) error {
 		look = time.Now().Add(next)
 		timer.Reset(next)
 	}
-}
-
-// passOn frees a lock that is kept for a waiter that left: for the next one.
-func (b *Backend) passOn(ctx context.Context, k *bucket, lock, id string) error {
-	r, err := b.last(ctx, k, lock)
-	if err != nil || r.Owner != "" || r.Next != id {
-		return err
-	}
-	next, _, err := b.first(ctx, k, lock, 1)
-	if err == nil {
-		_, err = b.put(ctx, k, k.subject("k", lock), r.seq, markerTTL, record{Next: next})
-	}
-	if errors.Is(err, errConflict) {
-		return nil
-	}
-	return err
 }
 
 // queue takes a place in the queue, unless it is there.

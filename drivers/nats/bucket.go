@@ -47,27 +47,17 @@ const (
 // bucket returns the bucket. It is made at the first use, unless it is there. What comes too late for
 // one call serves the next.
 func (b *Backend) bucket(ctx context.Context) (*bucket, error) {
-	k := b.known()
-	if k != nil {
-		return k, nil
+	for {
+		b.mu.Lock()
+		k := b.bound
+		b.mu.Unlock()
+		if k != nil && time.Since(k.seen) < bucketLasts {
+			return k, nil
+		}
+		if err := b.opening.Do(ctx, &b.calls, b.look); err != nil {
+			return nil, err
+		}
 	}
-	if err := b.opening.Do(ctx, &b.calls, b.look); err != nil {
-		return nil, err
-	}
-	if k = b.known(); k == nil {
-		return nil, b.explain(jetstream.ErrNoStreamResponse)
-	}
-	return k, nil
-}
-
-// known returns the bucket as it was seen a short time ago, or nil.
-func (b *Backend) known() *bucket {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if k := b.bound; k != nil && time.Since(k.seen) < bucketLasts {
-		return k
-	}
-	return nil
 }
 
 // look connects and looks for the bucket.

@@ -18,18 +18,16 @@ const (
 	codeConcurrentWrite jetstream.ErrorCode = 10164
 )
 
-// An unsentError says that a request certainly had no effect, and will have none.
-type unsentError struct{ error }
-
-func (e *unsentError) Unwrap() error { return e.error }
-
-// errConflict says that the last message of a subject is another one: nothing was stored.
-var errConflict = errors.New("another client was first")
+var (
+	// errUnsent says that no server took a request: it will have no effect.
+	errUnsent = errors.New("no server took the request")
+	// errConflict says that the last message of a subject is another one: nothing was stored.
+	errConflict = errors.New("another client was first")
+)
 
 // noEffect reports whether a request with this error certainly had no effect, and will have none.
 func noEffect(err error) bool {
-	var unsent *unsentError
-	return errors.Is(err, errConflict) || errors.Is(err, driver.ErrRefused) || errors.As(err, &unsent)
+	return errors.Is(err, errConflict) || errors.Is(err, driver.ErrRefused) || errors.Is(err, errUnsent)
 }
 
 // leaderless reports whether no server took the request.
@@ -57,10 +55,10 @@ func (b *Backend) explain(err error) error {
 	case errors.Is(err, nats.ErrAuthorization), errors.Is(err, nats.ErrAuthExpired), errors.Is(err, nats.ErrAccountAuthExpired):
 		return refused(0, "the server refuses the user or the password")
 	case errors.Is(err, nats.ErrReconnectBufExceeded), errors.Is(err, nats.ErrNoServers):
-		return &unsentError{fmt.Errorf("no connection to %s", b.address)}
+		return fmt.Errorf("%w: no connection to %s", errUnsent, b.address)
 	case leaderless(err):
 		b.forget()
-		return &unsentError{fmt.Errorf("no server of %s has the bucket, or its servers elect a leader", b.address)}
+		return fmt.Errorf("%w: none of %s has the bucket, or they elect a leader", errUnsent, b.address)
 	case api == nil:
 		return oneLine(err)
 	}

@@ -133,7 +133,7 @@ func (b *Backend) Break(ctx context.Context, key string, h driver.Holder) error 
 		if err != nil {
 			return err
 		}
-		if r.Owner == "" || r.fence(k) != h.Fence {
+		if r.Owner == "" || r.Token != h.Fence {
 			return driver.ErrLost
 		}
 		l := &lease{b: b, k: k, lock: lock, owner: r.Owner, seq: r.seq, grant: driver.Grant{Fence: h.Fence}}

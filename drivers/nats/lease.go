@@ -79,8 +79,7 @@ func (b *Backend) guess(k *bucket, lock string) (seq uint64, asked time.Time) {
 func (l *lease) change(ctx context.Context, ttl time.Duration, r record) (uint64, error) {
 	for {
 		seq, err := l.b.put(ctx, l.k, l.k.subject("k", l.lock), l.seq, ttl, r)
-		var unsent *unsentError
-		if errors.As(err, &unsent) && l.gone(ctx) {
+		if errors.Is(err, errUnsent) && l.b.gone(ctx, l.k) {
 			l.ended(0)
 			return 0, driver.ErrLost
 		}
@@ -92,7 +91,7 @@ func (l *lease) change(ctx context.Context, ttl time.Duration, r record) (uint64
 		if err != nil {
 			return 0, err
 		}
-		if last.Owner != l.owner || last.fence(l.k) != l.grant.Fence {
+		if last.Owner != l.owner || last.Token != l.grant.Fence {
 			l.ended(0)
 			return 0, driver.ErrLost
 		}
@@ -100,10 +99,10 @@ func (l *lease) change(ctx context.Context, ttl time.Duration, r record) (uint64
 	}
 }
 
-// gone reports whether the bucket with the lock was deleted, and made anew.
-func (l *lease) gone(ctx context.Context) bool {
-	k, err := l.b.bucket(ctx)
-	return err == nil && k.root != l.k.root
+// gone reports whether a bucket was deleted, and made anew.
+func (b *Backend) gone(ctx context.Context, k *bucket) bool {
+	now, err := b.bucket(ctx)
+	return err == nil && now.root != k.root
 }
 
 func (l *lease) renew(call *base.Call, r *driver.Renewal) (driver.Grant, error) {

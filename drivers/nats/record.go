@@ -20,29 +20,14 @@ const maxMessage = 4096
 // A record is the last message about a lock.
 type record struct {
 	Owner string `json:"owner,omitempty"`    // empty: the lock is free
-	Token uint64 `json:"token,omitempty"`    // zero in the message that took the lock: see fence
-	Since int64  `json:"since_us,omitempty"` // zero in that message: then it is the message's time
+	Token uint64 `json:"token,omitempty"`    // zero in the message that took the lock: its number and the bucket's base
+	Since int64  `json:"since_us,omitempty"` // zero in that message: its time
 	Next  string `json:"next,omitempty"`     // of a free lock: the waiter for whom it is kept
 
 	seq     uint64 // zero: there is no message
 	at      time.Time
 	ttl     time.Duration
 	expired bool // the server ended the lock
-}
-
-// fence is the token: the bucket's base and the number of the message that took the lock.
-func (r *record) fence(k *bucket) uint64 {
-	if r.Token != 0 {
-		return r.Token
-	}
-	return k.base + r.seq
-}
-
-func (r *record) since() time.Time {
-	if r.Since != 0 {
-		return time.UnixMicro(r.Since)
-	}
-	return r.at
 }
 
 // left is how long the lock lasts unless it is renewed.
@@ -54,11 +39,11 @@ func (r *record) keptFor(k *bucket) time.Duration {
 }
 
 func (r *record) holder(k *bucket) driver.Holder {
-	return driver.Holder{Owner: r.Owner, Fence: r.fence(k), Since: r.since(), TTL: r.left(k)}
+	return driver.Holder{Owner: r.Owner, Fence: r.Token, Since: time.UnixMicro(r.Since), TTL: r.left(k)}
 }
 
 func (r *record) held(k *bucket) *driver.HeldError {
-	return &driver.HeldError{Holder: r.Owner, RetryAfter: r.left(k), Since: r.since(), Clock: k.now()}
+	return &driver.HeldError{Holder: r.Owner, RetryAfter: r.left(k), Since: time.UnixMicro(r.Since), Clock: k.now()}
 }
 
 // headerOp is the header of a message that says that a lock is free, as the client's buckets have it.
@@ -120,6 +105,9 @@ func (b *Backend) get(ctx context.Context, k *bucket, subject string, from uint6
 	}
 	r = parse(m.Header, m.Data)
 	r.seq, r.at = m.Sequence, m.Time
+	if r.Token == 0 {
+		r.Token, r.Since = k.base+r.seq, r.at.UnixMicro()
+	}
 	return m.Subject, r, nil
 }
 
