@@ -56,10 +56,10 @@ const leastTimeout = 250 * time.Millisecond
 // to a writer. What is different at a node that readers have is in the node: see .github/DESIGN.md.
 type bid struct {
 	n, q    int
-	drift   int // in percent
-	first   int // the key's first node
 	ttl     time.Duration
 	timeout time.Duration
+	drift   int8 // in percent
+	first   int8 // the key's first node
 
 	phase   phase
 	stage   stage
@@ -68,15 +68,14 @@ type bid struct {
 	tries   int8         // how often the owner of the first node asked the other nodes
 	raising set          // the nodes to which a token was written back
 	seen    owner        // the owner of most nodes, then the owner of the first node
+	round   int8         // the round of a split vote; zero: the first vote
+	firsts  int8         // how many first nodes were tried in this round
+	alone   int8         // the first node that was asked last
+	attempt int32        // the latest number, see ask
 	due     boot.Instant // when the stage ends
-	attempt int          // the latest number, see ask
 	start   boot.Instant // of the vote, or of the renewal
 	expires boot.Instant
 	fence   uint64
-	renewal int32         // the number of the last renewal
-	round   int           // the round of a split vote; zero: the first vote
-	firsts  int           // how many first nodes were tried in this round
-	alone   int           // the first node that was asked last
 	asked   boot.Instant  // when the last request for votes was sent
 	took    time.Duration // the round before
 
@@ -91,10 +90,10 @@ type part struct {
 	stale   bool   // the call is of an earlier round
 	suspect bool   // it did not answer in an earlier round
 	joined  bool   // it was asked to join
+	asked   bool   // it was asked for the last renewal…
+	acked   bool   // …and has confirmed it
 	said    answer // its last answer, unless it granted
 	owner   owner  // the owner that it named
-	renewal int32  // of the call under way
-	ack     int32  // the last renewal that it confirmed
 	fence   uint64
 	clock   reading // of the grant, or of the last renewal
 }
@@ -259,7 +258,7 @@ func (b *bid) step(e *event) (out actions) {
 	switch e.kind {
 	case begins:
 		b.start = e.now // step 1
-		b.expires = b.start.Add(validity(b.ttl, b.drift))
+		b.expires = b.start.Add(validity(b.ttl, int(b.drift)))
 		b.ask(electing, b.all(), e, &out) // step 2
 	case looks:
 		if b.certain() || e.now >= b.due || e.ended {
@@ -575,7 +574,7 @@ func (b *bid) yield(e *event, out *actions) {
 
 // mostPause bounds a random pause: longer in each round. took is the length of the last round,
 // which depends on the network and the number of contenders.
-func mostPause(took time.Duration, round int) time.Duration {
+func mostPause(took time.Duration, round int8) time.Duration {
 	return min(max(took, 100*time.Microsecond), 50*time.Millisecond) * time.Duration(min(max(round, 1), 8))
 }
 
@@ -589,7 +588,7 @@ func (b *bid) nextRound(e *event, out *actions) {
 	b.round++
 	b.phase, b.firsts, b.tries = voting, 0, 0
 	b.start = e.now
-	b.expires = b.start.Add(validity(b.ttl, b.drift))
+	b.expires = b.start.Add(validity(b.ttl, int(b.drift)))
 	for i := range b.n {
 		g := &b.parts[i]
 		busy := g.call != idle
@@ -605,12 +604,12 @@ func (b *bid) nextRound(e *event, out *actions) {
 // askFirst asks only the key's first node, or the next one if that does not answer.
 func (b *bid) askFirst(e *event, out *actions) {
 	i, ok := b.firstNode(e.tripped)
-	if !ok || b.firsts == b.n {
+	if !ok || int(b.firsts) == b.n {
 		b.ask(electing, b.remaining(), e, out)
 		return
 	}
 	b.firsts++
-	b.alone = i
+	b.alone = int8(i)
 	var alone set
 	alone.add(i)
 	b.ask(asking, alone, e, out)
@@ -618,7 +617,7 @@ func (b *bid) askFirst(e *event, out *actions) {
 
 func (b *bid) firstNode(tripped set) (int, bool) {
 	for k := range b.n {
-		i := (b.first + k) % b.n
+		i := (int(b.first) + k) % b.n
 		if g := &b.parts[i]; !g.suspect && g.call == idle && !tripped.has(i) {
 			return i, true
 		}
@@ -667,7 +666,7 @@ func (b *bid) answer(e *event, out *actions) {
 	case renew:
 		switch e.answer {
 		case granted:
-			g.ack, g.clock = g.renewal, e.clock
+			g.acked, g.clock = g.asked, e.clock
 		case gone:
 			g.state = free // the next renewal asks it to join
 		}
@@ -777,15 +776,16 @@ func (b *bid) quiet() bool {
 // lease's token, unless the holder has finished: they count from the next renewal on. No
 // renewal takes the lock again.
 func (b *bid) extend(ttl time.Duration, e *event, out *actions) {
-	b.renewal++
 	b.start, b.ttl = e.now, ttl
 	b.await(renewing, b.timeout, e, out)
 	joins := false
 	for i := range b.n {
-		switch g := &b.parts[i]; {
+		g := &b.parts[i]
+		g.asked, g.acked = false, false
+		switch {
 		case g.call != idle:
 		case g.state == counted:
-			g.renewal, g.awaited = b.renewal, true
+			g.asked, g.awaited = true, true
 			b.send(i, renew, out)
 		case g.state == leaving: // its release failed: try again
 			b.free(i, out)
@@ -802,7 +802,7 @@ func (b *bid) extend(ttl time.Duration, e *event, out *actions) {
 // acked returns the nodes that confirmed the renewal under way (rule "carriers"), without nodes
 // that joined in it.
 func (b *bid) acked() set {
-	return b.agreeing(b.which(func(g *part) bool { return g.state == counted && g.ack == b.renewal }))
+	return b.agreeing(b.which(func(g *part) bool { return g.state == counted && g.acked }))
 }
 
 // renewed reports whether the outcome of the renewal is certain.
@@ -992,7 +992,7 @@ func (b *bid) judge(of set, start boot.Instant) (expires, from boot.Instant) {
 			answers = append(answers, b.parts[i].clock)
 		}
 	}
-	return judge(start, b.ttl, answers, b.q, b.drift)
+	return judge(start, b.ttl, answers, b.q, int(b.drift))
 }
 
 // agreeing returns the largest set of those nodes whose clocks agree with that of one of them. It

@@ -201,7 +201,7 @@ type Backend struct {
 
 	waits  waits                             // who waits for which key
 	random func(time.Duration) time.Duration // below its argument
-	step   func(*bid, *event) actions        // the algorithm
+	step   func(*bid, *event) actions        // in place of the bid's own, in tests
 }
 
 var (
@@ -220,7 +220,7 @@ var (
 //
 // An odd number is best: four nodes survive the loss of one, just as three do.
 func New(nodes []driver.Backend, o *Options) (*Backend, error) {
-	b := &Backend{clock: boot.New(boot.Source{}), closed: make(chan struct{}), q: len(nodes)/2 + 1, random: rand.N[time.Duration], step: (*bid).step}
+	b := &Backend{clock: boot.New(boot.Source{}), closed: make(chan struct{}), q: len(nodes)/2 + 1, random: rand.N[time.Duration]}
 	if o != nil {
 		b.opts = *o
 	}
@@ -303,17 +303,9 @@ func (b *Backend) Close() error {
 		close(b.closed)
 		b.mu.Unlock()
 		b.calls.Wait() // they end at once, or within the nodes' timeout
+		end := time.Now().Add(closeTimeout)
 		for _, n := range b.nodes {
-			n.close()
-		}
-		t := time.NewTimer(closeTimeout)
-		defer t.Stop()
-		for _, n := range b.nodes {
-			select {
-			case <-n.gone:
-			case <-t.C:
-				t.Reset(0) // one closeTimeout serves all nodes
-			}
+			n.calls.Await(max(time.Until(end), 1)) // one closeTimeout serves all nodes
 		}
 		if b.owns {
 			b.err = b.closeNodes()

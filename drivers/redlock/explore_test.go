@@ -457,7 +457,7 @@ func (x *explorer) free(w *exWorld, j int) bool {
 // cut reports whether the scenario ends in this state.
 func (x *explorer) cut(w *exWorld) bool {
 	for k := range x.s.bids {
-		if w.bids[k].bid.round > x.s.rounds {
+		if int(w.bids[k].bid.round) > x.s.rounds {
 			return true
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
@@ -139,58 +140,43 @@ func (b *Backend) merge(key string, nodes []driver.NodeState) *driver.State {
 
 // List yields the keys that one owner holds on a majority of the nodes, and those split keys
 // that it meets. It reads all keys of the nodes. When a majority has answered it waits for the
-// others no longer than slowList.
+// others no longer than slowList, after which it ends their calls.
 func (b *Backend) List(ctx context.Context, prefix string, yield func(*driver.State) bool) error {
 	if err := b.begin(ctx); err != nil {
 		return err
 	}
 	defer b.calls.Done()
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	type list struct {
-		node   int
-		states []*driver.State
-		err    error
-	}
-	lists := make(chan list, len(b.nodes))
-	errs := make([]error, len(b.nodes))
-	for i, n := range b.nodes {
-		errs[i] = errLate
-		go func() {
-			l := list{node: i}
-			in, err := n.inspector()
-			if err == nil {
-				err = in.List(ctx, prefix, func(s *driver.State) bool { l.states = append(l.states, s); return true })
-			}
-			l.err = err
-			lists <- l
-		}()
-	}
-	found := map[string][]driver.NodeState{}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
 	slow := slowList
 	if end, ok := ctx.Deadline(); ok {
 		slow = min(slow, time.Until(end)/4)
 	}
-	var late <-chan time.Time // nil until a majority has answered
-	for heard, answered := 0, 0; heard < len(b.nodes); heard++ {
-		var l list
-		select {
-		case l = <-lists:
-		case <-late:
-			heard = len(b.nodes)
-			continue
+	var answered atomic.Int32
+	lists := make([][]*driver.State, len(b.nodes))
+	errs := b.each(ctx, func(ctx context.Context, n *node) error {
+		in, err := n.inspector()
+		if err == nil {
+			err = in.List(ctx, prefix, func(s *driver.State) bool { lists[n.index] = append(lists[n.index], s); return true })
 		}
-		if errs[l.node] = l.err; l.err != nil {
-			continue
+		switch {
+		case err == nil && int(answered.Add(1)) == b.q:
+			time.AfterFunc(slow, func() { cancel(errLate) })
+		case err != nil && errors.Is(context.Cause(ctx), errLate):
+			return errLate
 		}
-		if answered++; answered == b.q {
-			late = time.After(slow)
-		}
-		for _, s := range l.states {
+		return err
+	})
+	found := map[string][]driver.NodeState{}
+	for i, states := range lists {
+		for _, s := range states {
+			if errs[i] != nil {
+				break
+			}
 			if found[s.Key] == nil {
 				found[s.Key] = b.nodeStates()
 			}
-			found[s.Key][l.node].State = s
+			found[s.Key][i].State = s
 		}
 	}
 	if err := b.answered(errs); err != nil {

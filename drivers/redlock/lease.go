@@ -25,21 +25,20 @@ type lease struct {
 
 	mu        sync.Mutex
 	bid       bid
-	event     event // the event for the bid's next step
 	requests  []nodeRequest
 	term      context.Context // of the latest calls
 	until     boot.Instant    // its end
 	owners    []string        // by their number
 	wake      chan struct{}   // has a value when the outcome for the caller of Acquire or Renew is certain
 	freed     chan struct{}   // closed when the outcome of the release is certain; nil: nobody waits for it
-	attempt   int             // the attempt that owner belongs to
 	owner     string          // the owner in this attempt's requests
+	attempt   int32           // the attempt that owner belongs to
+	round     int8            // the round of floor
+	released  bool            // a majority confirmed the release
+	floor     uint64          // the proposal for this round
 	keep      time.Duration   // of the renewal
 	jumps     int64           // clock.Jumps at the start of the bid or of the last renewal
-	floor     uint64          // the proposal for this round
-	round     int             // the round of floor
 	confirmed uint64          // the nodes' time at the start of the last successful renewal; 0: none
-	released  bool            // a majority confirmed the release
 }
 
 // nodeRequest is a request to one node, and its answer.
@@ -49,10 +48,8 @@ type nodeRequest struct {
 	call    call
 	req     driver.Request
 	renewal *driver.Renewal
-	asked   boot.Instant    // when the bid asked for it
 	sent    moment          // when it was sent
-	until   boot.Instant    // when the call ends
-	term    context.Context // with this deadline
+	term    context.Context // until the call ends
 	lease   driver.Lease
 	held    *driver.HeldError
 	latency time.Duration // of the last vote or renewal
@@ -102,7 +99,7 @@ func (b *Backend) newLease(ctx context.Context, req *driver.Request) *lease {
 		jumps:    b.clock.Jumps(),
 		round:    -1,
 		bid: bid{
-			n: len(b.nodes), q: b.q, drift: b.opts.DriftPercent, first: firstNode(req.Key, len(b.nodes)),
+			n: len(b.nodes), q: b.q, drift: int8(b.opts.DriftPercent), first: firstNode(req.Key, len(b.nodes)),
 			ttl: req.TTL, timeout: b.timeout(req.TTL),
 		},
 	}
@@ -117,12 +114,12 @@ func (b *Backend) newLease(ctx context.Context, req *driver.Request) *lease {
 }
 
 // firstNode returns the key's first node of n, which is the same in every process.
-func firstNode(key string, n int) int {
+func firstNode(key string, n int) int8 {
 	h := uint32(2166136261) // FNV-1a
 	for i := 0; i < len(key); i++ {
 		h = (h ^ uint32(key[i])) * 16777619
 	}
-	return int(h % uint32(n))
+	return int8(h % uint32(n))
 }
 
 // run passes a caller's event to the bid, and waits for the verdict.
@@ -156,8 +153,7 @@ type pause struct {
 func (l *lease) decide(ctx context.Context, kind eventKind, ttl time.Duration, until boot.Instant, cause error) (work, pause, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	e := &l.event
-	*e = event{
+	e := &event{
 		kind: kind, until: until, ttl: ttl, timeout: l.b.timeout(ttl),
 		tripped: l.b.tripped(), duplicate: l.b.duplicate.Load() != nil, ended: cause != nil,
 	}
@@ -217,16 +213,31 @@ type work struct {
 
 // step passes an event to the bid, and prepares its actions. l.mu is held.
 func (l *lease) step(e *event) work {
-	out := work{actions: l.b.step(&l.bid, e)}
+	var out work
+	if l.b.step == nil {
+		out.actions = l.bid.step(e)
+	} else {
+		other := *e
+		out.actions = l.b.step(&l.bid, &other)
+		*e = other
+	}
 	if out.wrong != 0 {
 		out.notices = l.blame(out.wrong)
 	}
+	var shared *driver.Renewal // by the nodes, which only read it
 	for i := range l.requests {
 		g := &l.requests[i]
 		if out.verdict == won && l.bid.parts[i].state == counted && g.n.skewed.Load() {
 			g.n.skewed.Store(false)
 		}
 		if out.calls[i] != idle {
+			if c := out.calls[i]; shared == nil && (c == renew || c == raise || c == raiseLate) {
+				shared = &driver.Renewal{TTL: l.bid.ttl, MinFence: l.bid.fence}
+				if c == renew {
+					shared.Keep = l.keep
+				}
+			}
+			g.renewal = shared
 			l.prepare(g, &out.actions, e.now)
 		}
 	}
@@ -247,20 +258,19 @@ func (l *lease) step(e *event) work {
 
 // prepare makes the request to a node without a call under way. l.mu is held.
 func (l *lease) prepare(g *nodeRequest, out *actions, now boot.Instant) {
-	g.call, g.asked = out.calls[g.n.index], now
+	g.call = out.calls[g.n.index]
+	until := out.until
 	switch g.call {
 	case release:
-		g.until = now.Add(releaseTime(l.bid.timeout))
+		until = now.Add(releaseTime(l.bid.timeout))
 	case raiseLate:
-		g.until = now.Add(l.bid.timeout)
-	default:
-		g.until = out.until
+		until = now.Add(l.bid.timeout)
 	}
 	// Calls that end at nearly the same time share a context.
-	if later := g.until.Sub(l.until); l.term == nil || later < 0 || later > l.bid.timeout/8 {
-		l.until, l.term = g.until, async.Until(l.ctx, l.b.clock.Time(g.until))
+	if later := until.Sub(l.until); l.term == nil || later < 0 || later > l.bid.timeout/8 {
+		l.until, l.term = until, async.Until(l.ctx, l.b.clock.Time(until))
 	}
-	g.until, g.term = l.until, l.term
+	g.term = l.term
 	l.fill(g, out, now)
 }
 
@@ -282,14 +292,10 @@ func (l *lease) fill(g *nodeRequest, out *actions, now boot.Instant) {
 		g.req = l.req
 		g.req.Owner, g.req.TTL, g.req.ExactFence, g.req.FenceFloor, g.req.Quorum = l.ofAttempt(), l.bid.ttl, l.bid.fence, l.confirmed, l.b.quorum(g.n, now, 0)
 		g.held = nil
-	case raise, raiseLate:
-		g.renewal = &driver.Renewal{TTL: l.bid.ttl, MinFence: l.bid.fence}
 	case release:
 		if v, ok := g.lease.(async.Vote); ok && out.back.has(g.n.index) {
 			v.GiveBack(l.bid.silent)
 		}
-	case renew:
-		g.renewal = &driver.Renewal{TTL: l.bid.ttl, Keep: l.keep, MinFence: l.bid.fence}
 	}
 }
 
@@ -364,10 +370,7 @@ func (g *nodeRequest) send() {
 			g.l.feed(event{kind: probed, node: n.index})
 		}
 	}
-	if !n.enter() {
-		g.end(result{err: driver.ErrClosed, answer: unasked})
-		return
-	}
+	n.calls.Add()
 	g.sent = b.now()
 	if !g.start() {
 		go g.run()
@@ -395,7 +398,8 @@ func (g *nodeRequest) start() bool {
 
 // run makes the call, and waits for its end.
 func (g *nodeRequest) run() {
-	ctx, cancel := context.WithDeadline(g.l.ctx, g.l.b.clock.Time(g.until))
+	end, _ := g.term.Deadline()
+	ctx, cancel := context.WithDeadline(g.l.ctx, end)
 	defer cancel()
 	var r result
 	switch g.call {
@@ -456,7 +460,7 @@ func (g *nodeRequest) done(r result) {
 	n := g.n
 	r.received = g.l.b.clock.Now()
 	g.end(r)
-	n.leave()
+	n.calls.Done()
 }
 
 // end passes the result of the call to the bid.
@@ -471,8 +475,7 @@ func (g *nodeRequest) end(r result) {
 		clock = g.learn(&r, timeout)
 	}
 	l.mu.Lock()
-	e := &l.event
-	*e = event{kind: answered, now: l.b.clock.Now(), node: g.n.index, answer: r.answer, clock: clock}
+	e := &event{kind: answered, now: l.b.clock.Now(), node: g.n.index, answer: r.answer, clock: clock}
 	g.note(&r, e)
 	out := l.step(e)
 	l.mu.Unlock()
@@ -528,8 +531,8 @@ func (g *nodeRequest) note(r *result, e *event) {
 // feed passes to the bid an event for which no caller waits.
 func (l *lease) feed(e event) {
 	l.mu.Lock()
-	l.event, l.event.now = e, l.b.clock.Now()
-	out := l.step(&l.event)
+	e.now = l.b.clock.Now()
+	out := l.step(&e)
 	l.mu.Unlock()
 	l.perform(&out)
 }
@@ -602,8 +605,7 @@ func (l *lease) Release(context.Context) error {
 	freed, timeout := l.freed, l.bid.timeout
 	// Not after another lock of mu: an answer in between would find no release under way, and take
 	// that for the outcome.
-	l.event = event{kind: releases, now: l.b.clock.Now()}
-	out := l.step(&l.event)
+	out := l.step(&event{kind: releases, now: l.b.clock.Now()})
 	l.mu.Unlock()
 	l.perform(&out)
 	_ = async.Await(async.Within(context.Background(), releaseTime(timeout)), freed)

@@ -77,7 +77,7 @@ func mutant(m mutation) machine {
 					g := &b.parts[e.node]
 					if e.answer == granted {
 						g.call, g.awaited = idle, false
-						g.state, g.fence, g.clock, g.ack = counted, e.fence, e.clock, b.renewal
+						g.state, g.fence, g.clock, g.acked = counted, e.fence, e.clock, true
 						return actions{}
 					}
 				}
@@ -208,6 +208,9 @@ func mutant(m mutation) machine {
 // stall makes f run between a bid's last answer and its last step, the look at the clock.
 func stall(b *Backend, f func()) {
 	next := b.step
+	if next == nil {
+		next = (*bid).step
+	}
 	b.step = func(x *bid, e *event) actions {
 		try, what := *x, *e
 		if next(&try, &what).verdict == won {

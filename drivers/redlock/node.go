@@ -25,6 +25,7 @@ type node struct {
 	backend driver.Backend
 	async   async.Backend // the same; nil: every call is made by its blocking method
 	notify  func(driver.Notice)
+	calls   async.Tracker // under way
 
 	described atomic.Pointer[quorum.Info] // the quorum in the last request
 	server    atomic.Pointer[string]      // the server process that answered last
@@ -39,9 +40,6 @@ type node struct {
 	remembers bool         // terms are known
 
 	mu       sync.Mutex
-	underWay int // calls that have not ended
-	closed   bool
-	gone     chan struct{} // closed when close was called and all calls have ended
 	timeouts int           // in a row
 	since    time.Time     // when the first of these timeouts came
 	probeAt  time.Time     // when an open breaker lets the next request through
@@ -59,7 +57,7 @@ const (
 var errSkipped = errors.New("skipped, since it keeps timing out")
 
 func newNode(i int, nb driver.Backend) *node {
-	n := &node{index: i, backend: nb, gone: make(chan struct{})}
+	n := &node{index: i, backend: nb}
 	if s, ok := nb.(fmt.Stringer); ok {
 		n.name = s.String()
 	} else {
@@ -88,44 +86,6 @@ func (n *node) nameless(err error) string {
 		}
 	}
 	return text
-}
-
-// over reports whether the node is closed and its last call has ended. Until then calls that
-// follow from an answer may start. n.mu is held.
-func (n *node) over() bool { return n.closed && n.underWay == 0 }
-
-// enter counts a call as under way, and reports whether the node may still start one.
-func (n *node) enter() bool {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.over() {
-		return false
-	}
-	n.underWay++
-	return true
-}
-
-// leave counts a call as ended.
-func (n *node) leave() {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.underWay--
-	n.end()
-}
-
-// close lets no further call start when those under way have ended.
-func (n *node) close() {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.closed = true
-	n.end()
-}
-
-// end tells Close if nothing is done any more. n.mu is held.
-func (n *node) end() {
-	if n.over() {
-		close(n.gone)
-	}
 }
 
 // admit says whether the node may be asked, and whether the request is a probe, for whose
