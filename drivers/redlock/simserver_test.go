@@ -51,6 +51,11 @@ type simBroken struct {
 	join       bool // a join takes the key whatever its counter
 	first      bool // the counter rises to the first token of a range
 	perishable bool // a late request takes effect
+	lag        bool // an old proposal is accepted
+	old        bool // the clock is compared with the mark only if there is no counter
+	ahead      bool // a token ahead of the clock does not make it compared
+	floor      bool // a clock that fell below the mark raises nothing
+	life       bool // a counter's life counts from the clock instead of its token
 
 	guard   bool // a node in quarantine votes
 	bond    bool // a script does not check that its own process had the last handshake
@@ -501,7 +506,10 @@ func (s *simServer) acquire(c simCall, t *quorum.Terms) simReply {
 	if x == 0 {
 		x = now
 	}
-	x = max(min(x, now+simAhead), now-simLag, s.memory.meta.till+c.more)
+	x = max(min(x, now+simAhead), s.memory.meta.till+c.more)
+	if !s.broken.lag {
+		x = max(x, now-simLag)
+	}
 	if c.place.since == 0 {
 		c.place.since = uint64(x)
 	}
@@ -651,19 +659,22 @@ func (s *simServer) pass(x int64, missing bool, more int64) int64 {
 // floor returns the mark's floor, above all tokens until the last look if the clock has fallen
 // since.
 func (s *simServer) floor() int64 {
-	if m := &s.memory.mark; s.micros() < m.high {
+	if m := &s.memory.mark; s.micros() < m.high && !s.broken.floor {
 		return max(m.floor, m.top+simInterval)
 	}
 	return s.memory.mark.floor
 }
 
 func (s *simServer) enters(x, old int64) bool {
-	return x/simInterval != old/simInterval || x > s.micros()+simAhead
+	return !s.broken.old && (x/simInterval != old/simInterval || x > s.micros()+simAhead && !s.broken.ahead)
 }
 
 // count sets the counter and its lifetime.
 func (s *simServer) count(k *simKey, x int64, life time.Duration) {
 	ahead := max(s.micros(), x) - s.micros()
+	if s.broken.life {
+		ahead = 0
+	}
 	k.counter, k.ends = uint64(x), s.ending(life+time.Duration((ahead+999)/1000)*time.Millisecond)
 }
 
