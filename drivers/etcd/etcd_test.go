@@ -142,7 +142,7 @@ func TestTheLeaderFails(t *testing.T) {
 	drivertest.Release(t, drivertest.Grant(t, minority, drivertest.NewRequest("held", 30*time.Second)))
 }
 
-// TestLossIsToldBeforeTheLockIsAnothers, whether the holder is cut off or its lock is broken.
+// TestLossIsToldBeforeTheLockIsAnothers, if the holder is cut off.
 func TestLossIsToldBeforeTheLockIsAnothers(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {

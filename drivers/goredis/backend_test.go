@@ -11,6 +11,7 @@ import (
 
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/drivers/goredis"
+	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
@@ -51,9 +52,7 @@ func TestAWrappedClientIsTakenForWhatItIs(t *testing.T) {
 	c := redis.NewClient(&redis.Options{Addr: s.Addr(), DB: 3})
 	defer func() { _ = c.Close() }()
 	b, err := goredis.New(&wrapper{c}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	drivertest.Must(t, err)
 	defer func() { _ = b.Close() }()
 	if got := b.String(); !strings.HasSuffix(got, s.Addr()+"/3") {
 		t.Errorf("its address is %q", got)
@@ -62,9 +61,7 @@ func TestAWrappedClientIsTakenForWhatItIs(t *testing.T) {
 		t.Error(err)
 	}
 	l, err := b.Acquire(t.Context(), &driver.Request{Key: "k", Owner: "o", TTL: time.Minute})
-	if err != nil {
-		t.Fatal(err)
-	}
+	drivertest.Must(t, err)
 	if err := l.Release(t.Context()); err != nil {
 		t.Error(err)
 	}
@@ -74,9 +71,7 @@ func TestAddressOfAClientShowsNoPassword(t *testing.T) {
 	c := redis.NewClient(&redis.Options{Addr: "h:1", Username: "u", Password: "s3cr3t", DB: 2})
 	defer func() { _ = c.Close() }()
 	b, err := goredis.New(c, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	drivertest.Must(t, err)
 	if got := fmt.Sprint(b); got != "redis://h:1/2" || strings.Contains(fmt.Sprintf("%+v", b), "s3cr3t") {
 		t.Errorf("got %q", got)
 	}

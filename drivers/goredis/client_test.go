@@ -12,6 +12,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
@@ -19,9 +20,7 @@ import (
 // nobody is an address without a listener.
 func nobody(t *testing.T) string {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	drivertest.Must(t, err)
 	defer l.Close()
 	return l.Addr().String()
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/dlock"
+	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 	"github.com/redlock-go/redlock/redlocktest/fault"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
@@ -69,9 +70,7 @@ func hammer(t *testing.T, d time.Duration, goroutines int, clients ...*dlock.Cli
 func open(t *testing.T, addr string, opts ...dlock.Option) *dlock.Client {
 	t.Helper()
 	c, err := dlock.OpenURL("redis://"+addr, append(opts, dlock.WithLogger(nil))...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	drivertest.Must(t, err)
 	t.Cleanup(func() { _ = c.Close() })
 	return c
 }

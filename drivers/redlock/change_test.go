@@ -8,6 +8,7 @@ import (
 
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/quorum"
+	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 )
 
 // The guard is shortened while a client has a lease of the longer one, on nodes 0 and 1. Nodes
@@ -66,9 +67,7 @@ func (w *world) shorten(t *testing.T, broken simBroken, forgets map[string][]int
 			nodes[i] = &simNode{s: srv, net: net, machine: m, life: time.Hour, rng: rand.New(rand.NewPCG(1, uint64(i)))}
 		}
 		b, err := New(nodes, &Options{Guard: guard, ClockAllowance: w.allow, NodeTimeout: 50 * time.Millisecond})
-		if err != nil {
-			t.Fatal(err)
-		}
+		drivertest.Must(t, err)
 		b.clock = m.clock
 		t.Cleanup(func() { _ = b.Close() })
 		return b

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 	"github.com/redlock-go/redlock/drivers/redlock"
 	"github.com/redlock-go/redlock/redlocktest/fault"
 	"github.com/redlock-go/redlock/redlocktest/server"
@@ -28,9 +29,7 @@ func (c *cluster) highMark(i int, prefix string, ahead time.Duration) bool {
 		c.t.Fatalf("meta is %q", meta)
 	}
 	high, err := strconv.ParseInt(words[3], 10, 64)
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	drivertest.Must(c.t, err)
 	return time.Until(time.UnixMicro(high)) > ahead
 }
 
@@ -191,9 +190,7 @@ func (s *scene) ttls() {
 	for _, srv := range s.servers {
 		slow.proxies = append(slow.proxies, fault.NewProxy(s.t, srv.Addr()))
 	}
-	if err := slow.proxies[1].Refuse(); err != nil {
-		s.t.Fatal(err)
-	}
+	drivertest.Must(s.t, slow.proxies[1].Refuse())
 	bidder := slow.open("", "restart_guard=30s", "prefix="+s.prefix)
 	s.warm(bidder, 30*time.Second)
 	first := s.hold(holder, "file", time.Second)
@@ -256,9 +253,7 @@ func (s *scene) passingGuard() {
 	s.client("ABC", "10m", time.Second)
 	for i, srv := range s.servers {
 		s.do(i, "SAVE")
-		if err := crash(i, srv); err != nil {
-			s.t.Fatal(err)
-		}
+		drivertest.Must(s.t, crash(i, srv))
 	}
 	s.until(func() error {
 		l, err := right.Acquire(s.t.Context(), ask("file", time.Second))
@@ -282,9 +277,7 @@ func (s *scene) slept() {
 	last := s.hold(awake, "file", time.Second)
 	s.release(last)
 	for _, srv := range s.servers {
-		if err := srv.RestartEmpty(); err != nil {
-			s.t.Fatal(err)
-		}
+		drivertest.Must(s.t, srv.RestartEmpty())
 	}
 	s.warm(awake, time.Second) // the quarantine is over by then
 	next := s.hold(sleeper, "file", time.Second)

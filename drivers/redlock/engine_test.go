@@ -14,6 +14,7 @@ import (
 
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 	"github.com/redlock-go/redlock/redlocktest/fault"
 )
 
@@ -30,9 +31,7 @@ func TestAMinorityMayFail(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := c.open("", unguarded)
 			for _, i := range []int{1, 4} {
-				if err := f.harm(i); err != nil {
-					t.Fatal(err)
-				}
+				drivertest.Must(t, f.harm(i))
 			}
 			var last uint64
 			for range 50 {
@@ -45,9 +44,7 @@ func TestAMinorityMayFail(t *testing.T) {
 				c.release(l)
 			}
 			for _, i := range []int{1, 4} {
-				if err := f.heal(i); err != nil {
-					t.Fatal(err)
-				}
+				drivertest.Must(t, f.heal(i))
 			}
 			c.gone("minority/"+name, 20*time.Second)
 		})
@@ -60,9 +57,7 @@ func TestABlackHoleCostsABoundedNumberOfGoroutines(t *testing.T) {
 	c := start(t, 5)
 	idle := runtime.NumGoroutine()
 	b, err := dlock.OpenBackend(c.url("", unguarded))
-	if err != nil {
-		t.Fatal(err)
-	}
+	drivertest.Must(t, err)
 	c.proxies[2].BlackHole()
 	const locks = 8000
 	var most, failed atomic.Int64
@@ -114,9 +109,7 @@ func TestNoOrphans(t *testing.T) {
 		if err != nil {
 			t.Fatalf("cycle %d: %v", i, err)
 		}
-		if err := l.Release(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		drivertest.Must(t, l.Release(t.Context()))
 	}
 	c.gone("cycle", soon)
 
@@ -124,18 +117,14 @@ func TestNoOrphans(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(rand.N(2*time.Millisecond), cancel)
 		if l, err := b.Acquire(ctx, ask("cancelled", ttl)); err == nil {
-			if err := l.Release(ctx); err != nil {
-				t.Fatal(err)
-			}
+			drivertest.Must(t, l.Release(ctx))
 		}
 		cancel()
 	}
 	c.gone("cancelled", soon)
 
 	l, err := other.Acquire(t.Context(), ask("race", ttl))
-	if err != nil {
-		t.Fatal(err)
-	}
+	drivertest.Must(t, err)
 	for range many {
 		rival, err := b.Acquire(t.Context(), ask("race", ttl))
 		if err != nil {
@@ -165,14 +154,10 @@ func TestAPartitionedHolderKnowsFirst(t *testing.T) {
 	}
 	const ttl = 2 * time.Second
 	cut, err := dlock.OpenURL(c.url("", unguarded), dlock.WithTTL(ttl))
-	if err != nil {
-		t.Fatal(err)
-	}
+	drivertest.Must(t, err)
 	defer func() { _ = cut.Close() }() // its servers cannot be reached
 	other, err := dlock.OpenURL(c.url(everyNode, unguarded), dlock.WithTTL(ttl))
-	if err != nil {
-		t.Fatal(err)
-	}
+	drivertest.Must(t, err)
 	defer func() { _ = other.Close() }()
 	var all sync.WaitGroup
 	holders := make([]*dlock.Lease, trials)

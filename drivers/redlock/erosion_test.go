@@ -14,6 +14,7 @@ import (
 
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
@@ -49,9 +50,7 @@ func erode(t *testing.T, ttl time.Duration) (starved bool) {
 	var last atomic.Pointer[dlock.Event] // renewal
 	client := func(hooks dlock.Hooks) *dlock.Client {
 		c, err := dlock.New(c.open(everyNode, options...), dlock.WithLogger(nil), dlock.WithHooks(hooks))
-		if err != nil {
-			t.Fatal(err)
-		}
+		drivertest.Must(t, err)
 		return c
 	}
 	holder := client(dlock.Hooks{Event: func(_ context.Context, e dlock.Event) {
@@ -62,9 +61,7 @@ func erode(t *testing.T, ttl time.Duration) (starved bool) {
 	}})
 	defer func() { _ = holder.Close() }()
 	lease, err := holder.Lock(t.Context(), "k", dlock.WithTTL(ttl))
-	if err != nil {
-		t.Fatal(err)
-	}
+	drivertest.Must(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	var waiting sync.WaitGroup
 	defer waiting.Wait()
@@ -101,16 +98,12 @@ func erode(t *testing.T, ttl time.Duration) (starved bool) {
 	late := 0
 	for turn := range 2 {
 		for i, s := range c.servers {
-			if err := s.Pause(); err != nil {
-				t.Fatal(err)
-			}
+			drivertest.Must(t, s.Pause())
 			select {
 			case <-time.After(2 * ttl):
 			case <-lease.Done():
 			}
-			if err := s.Resume(); err != nil {
-				t.Fatal(err)
-			}
+			drivertest.Must(t, s.Resume())
 			n := whole()
 			if err := lease.Err(); err != nil {
 				e := last.Load()
@@ -190,16 +183,12 @@ var evalsha = regexp.MustCompile(`cmdstat_evalsha:calls=(\d+)`)
 func scriptCalls(t *testing.T, s *server.Server) int {
 	t.Helper()
 	reply, err := s.Do("INFO", "commandstats")
-	if err != nil {
-		t.Fatal(err)
-	}
+	drivertest.Must(t, err)
 	m := evalsha.FindStringSubmatch(fmt.Sprint(reply))
 	if m == nil {
 		return 0
 	}
 	n, err := strconv.Atoi(m[1])
-	if err != nil {
-		t.Fatal(err)
-	}
+	drivertest.Must(t, err)
 	return n
 }

@@ -417,9 +417,7 @@ func (c *cluster) onAll(b *redlock.Backend, prefix, key string) bool {
 		return true
 	}
 	all := on(5)
-	if err := l.Release(context.Background()); err != nil {
-		c.t.Fatal(err)
-	}
+	drivertest.Must(c.t, l.Release(context.Background()))
 	return on(0) && all
 }
 
@@ -575,9 +573,7 @@ func TestNodesAndTermsAreChangedUnderLoad(t *testing.T) {
 	old := []*member{b.join("three 1", open(three, short), short), b.join("three 2", open(three, short), short)}
 	c.progress(old...)
 	held, err := c.verdict(open(three, short), "held", short)
-	if err != nil {
-		t.Fatal(err)
-	}
+	drivertest.Must(t, err)
 	change := func(q *redlock.Backend, forget int, guard time.Duration) {
 		t.Helper()
 		stated := time.Now()

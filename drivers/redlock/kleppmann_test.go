@@ -19,6 +19,7 @@ import (
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/quorum"
 	"github.com/redlock-go/redlock/drivers/goredis"
+	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 	"github.com/redlock-go/redlock/drivers/redlock"
 	"github.com/redlock-go/redlock/redlocktest/fault"
 	"github.com/redlock-go/redlock/redlocktest/server"
@@ -176,9 +177,7 @@ func TestKleppmannCCrashesBeforeItPersisted(t *testing.T) {
 			if l, err := two.Acquire(t.Context(), ask("file", 29*time.Second)); err == nil {
 				t.Fatalf("before the crash client 2 got the lock: %+v", l.Grant())
 			}
-			if err := crash(2, c.servers[2]); err != nil {
-				t.Fatal(err)
-			}
+			drivertest.Must(t, crash(2, c.servers[2]))
 			second, refused, err := c.untilRefused(two, 2, 29*time.Second)
 			switch {
 			case guard == "off" && err != nil:
@@ -294,16 +293,12 @@ func TestKleppmannThePacketIsDelayedBeyondTheTTL(t *testing.T) {
 					client.AddHook(imperishable{})
 				}
 				n, err := goredis.New(client, nil)
-				if err != nil {
-					t.Fatal(err)
-				}
+				drivertest.Must(t, err)
 				nodes = append(nodes, n)
 			}
 			// Its node timeout is long enough to send the bids on a busy machine.
 			slow, err := redlock.New(nodes, &redlock.Options{Guard: -1, NodeTimeout: time.Second})
-			if err != nil {
-				t.Fatal(err)
-			}
+			drivertest.Must(t, err)
 			other := c.open(everyNode, unguarded, calm)
 			for range 2 { // opens connections and loads scripts
 				for _, b := range []*redlock.Backend{slow, other} {

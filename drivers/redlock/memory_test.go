@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 	"github.com/redlock-go/redlock/drivers/memory"
 )
 
@@ -35,9 +36,7 @@ func (s spaces) quorum(t testing.TB, o *Options) *Backend {
 func opened(t testing.TB, nodes []driver.Backend, o *Options) *Backend {
 	t.Helper()
 	b, err := New(nodes, o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	drivertest.Must(t, err)
 	t.Cleanup(func() {
 		if err := b.Close(); err != nil {
 			t.Error(err)
@@ -58,9 +57,7 @@ func TestOneRoundTripIsTheRule(t *testing.T) {
 		var last uint64
 		for i := range grants {
 			l, err := b.Acquire(t.Context(), request1("k", fmt.Sprintf("o%d", i), time.Second))
-			if err != nil {
-				t.Fatal(err)
-			}
+			drivertest.Must(t, err)
 			if l.(*lease).bid.raising == 0 {
 				once++
 			}
@@ -72,9 +69,7 @@ func TestOneRoundTripIsTheRule(t *testing.T) {
 			if len(g.Votes) != 5 {
 				t.Fatalf("%d votes", len(g.Votes))
 			}
-			if err := l.Release(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			drivertest.Must(t, l.Release(t.Context()))
 		}
 		// A node that gets its request late may have a smaller counter.
 		if once < grants*2/3 {

@@ -15,6 +15,7 @@ import (
 	"github.com/redlock-go/redlock/driver/quorum"
 	"github.com/redlock-go/redlock/drivers/goredis"
 	"github.com/redlock-go/redlock/drivers/internal/async"
+	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
@@ -45,9 +46,7 @@ func TestTheSimulatedNodeIsTheRealOne(t *testing.T) {
 // that the server is new ends a quarantine.
 func duelWith(t *testing.T, c *redis.Client, s *server.Server, seed uint64, guard time.Duration) {
 	real, err := goredis.New(c, &goredis.Options{Prefix: fmt.Sprint(guard, seed, ":"), CallTimeout: 10 * time.Second})
-	if err != nil {
-		t.Fatal(err)
-	}
+	drivertest.Must(t, err)
 	defer func() { _ = real.Close() }()
 	d := &duel{t: t, seed: seed, rng: rand.New(rand.NewPCG(seed, 0)), key: "model", name: fmt.Sprint(guard, seed, ":model"), real: real, redis: s}
 	d.quorum = quorum.Info{Terms: derive(3, guard, time.Second, 1), OtherClocks: d.others}
@@ -185,9 +184,7 @@ func (d *duel) do(command ...string) {
 }
 
 func (d *duel) must(err error) {
-	if err != nil {
-		d.t.Fatal(err)
-	}
+	drivertest.Must(d.t, err)
 }
 
 func (d *duel) acquire(ctx context.Context) string {
@@ -253,9 +250,7 @@ func verdictOf(err error) string {
 // compare compares the stored data.
 func (d *duel) compare() {
 	s, err := d.real.Lookup(d.t.Context(), d.key)
-	if err != nil {
-		d.t.Fatal(err)
-	}
+	drivertest.Must(d.t, err)
 	d.sim.s.mu.Lock()
 	defer d.sim.s.mu.Unlock()
 	k := d.sim.s.key()

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/dlock"
+	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 	"github.com/redlock-go/redlock/redlocktest/fault"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
@@ -37,9 +38,7 @@ func TestTokensOfPassedLocksUnderKills(t *testing.T) {
 			view.proxies = append(view.proxies, fault.NewProxy(t, s.Addr()))
 		}
 		client, err := dlock.New(view.open("", unguarded, "node_timeout=300ms"), dlock.WithTTL(ttl))
-		if err != nil {
-			t.Fatal(err)
-		}
+		drivertest.Must(t, err)
 		var work sync.WaitGroup
 		for range callers {
 			work.Go(func() {
@@ -93,13 +92,9 @@ func TestTokensOfPassedLocksUnderKills(t *testing.T) {
 	}
 	for pause(ctx, rand.N(time.Second)) {
 		s := c.servers[rand.IntN(len(c.servers))]
-		if err := s.Kill(); err != nil {
-			t.Fatal(err)
-		}
+		drivertest.Must(t, s.Kill())
 		pause(ctx, rand.N(time.Second))
-		if err := s.Start(); err != nil {
-			t.Fatal(err)
-		}
+		drivertest.Must(t, s.Start())
 	}
 	all.Wait()
 	t.Logf("%d grants, %d passes, %d lost", stats.Acquired, stats.Passed, lost)

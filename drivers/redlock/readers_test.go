@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 	"github.com/redlock-go/redlock/drivers/redlock"
 )
 
@@ -108,9 +109,7 @@ func TestReadersOnRealServers(t *testing.T) {
 		return nil
 	})
 
-	if err := a.Break(t.Context(), key, driver.Holder{Fence: second.Grant().Fence}); err != nil {
-		t.Fatal(err)
-	}
+	drivertest.Must(t, a.Break(t.Context(), key, driver.Holder{Fence: second.Grant().Fence}))
 	if _, err := second.Renew(t.Context(), &driver.Renewal{TTL: ttl}); !errors.Is(err, driver.ErrLost) {
 		t.Errorf("a reader that was broken renews: %v", err)
 	}
@@ -120,16 +119,12 @@ func TestReadersOnRealServers(t *testing.T) {
 		{c.servers[1].Pause, c.servers[1].Resume},
 		{c.servers[1].Kill, c.servers[1].Start},
 	} {
-		if err := harm.do(); err != nil {
-			t.Fatal(err)
-		}
+		drivertest.Must(t, harm.do())
 		l := c.reads(b, key, ttl)
 		refused(a)
 		c.renew(first, ttl)
 		c.release(l)
-		if err := harm.heal(); err != nil {
-			t.Fatal(err)
-		}
+		drivertest.Must(t, harm.heal())
 	}
 	c.release(first)
 	refused(b)

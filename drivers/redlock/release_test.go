@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 	"github.com/redlock-go/redlock/drivers/memory"
 	"github.com/redlock-go/redlock/drivers/redlock"
 )
@@ -32,15 +33,11 @@ func TestAReleaseBesideTheLastAnswersIsConfirmed(t *testing.T) {
 		nodes = append(nodes, unsteady{memory.New()})
 	}
 	b, err := redlock.New(nodes, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	drivertest.Must(t, err)
 	t.Cleanup(func() { _ = b.Close() })
 	for i := range 5000 { // some hundred were enough to see it fail
 		l, err := b.Acquire(t.Context(), &driver.Request{Key: string(rune('a' + i%16)), Owner: "o/" + time.Now().Format(time.RFC3339Nano), TTL: 10 * time.Second})
-		if err != nil {
-			t.Fatal(err)
-		}
+		drivertest.Must(t, err)
 		if err := l.Release(t.Context()); err != nil {
 			t.Fatalf("release %d: %v", i, err)
 		}

@@ -17,6 +17,7 @@ import (
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/quorum"
 	"github.com/redlock-go/redlock/drivers/goredis"
+	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 	"github.com/redlock-go/redlock/drivers/internal/ownprocess"
 	"github.com/redlock-go/redlock/drivers/redlock"
 	"github.com/redlock-go/redlock/drivers/valkeygo"
@@ -101,9 +102,7 @@ func (c *cluster) open(sight string, options ...string) *redlock.Backend {
 	})
 	cfg.DSN = c.url(sight, options...)
 	b, err := resolving{}.Open(cfg)
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	drivertest.Must(c.t, err)
 	c.t.Cleanup(func() {
 		if err := b.Close(); err != nil {
 			c.t.Error(err)
@@ -117,9 +116,7 @@ func (c *cluster) view(sight string, options ...string) *redlock.Backend {
 	c.t.Helper()
 	for i, p := range c.proxies {
 		if !inSight(sight, i) {
-			if err := p.Refuse(); err != nil {
-				c.t.Fatal(err)
-			}
+			drivertest.Must(c.t, p.Refuse())
 		}
 	}
 	return c.open(sight, options...)
@@ -139,9 +136,7 @@ func (c *cluster) each(n int, do func(i int, s *server.Server) error) {
 	c.t.Helper()
 	errs := make([]error, n)
 	parallel(n, n, func(i int) { errs[i] = do(i, c.servers[i]) })
-	if err := errors.Join(errs...); err != nil {
-		c.t.Fatal(err)
-	}
+	drivertest.Must(c.t, errors.Join(errs...))
 }
 
 func crash(_ int, s *server.Server) error { return errors.Join(s.Kill(), s.Start()) }
@@ -163,9 +158,7 @@ func parallel(workers, n int, f func(i int)) {
 // setClock sets the clock of one server.
 func (c *cluster) setClock(i int, ahead time.Duration) {
 	c.t.Helper()
-	if err := c.servers[i].SetClock(ahead); err != nil {
-		c.t.Fatal(err)
-	}
+	drivertest.Must(c.t, c.servers[i].SetClock(ahead))
 }
 
 // poll is how often a test looks whether something has happened.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
@@ -33,19 +34,13 @@ func TestLocksUseNoCommandThatServicesRefuse(t *testing.T) {
 				c := start(t, 3)
 				url := strings.NewReplacer("redis://", scheme+"://", "valkey://", scheme+"://").Replace(c.url(everyNode, guard, calm))
 				client, err := dlock.OpenURL(url)
-				if err != nil {
-					t.Fatal(err)
-				}
+				drivertest.Must(t, err)
 				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 				defer cancel()
 				held, err := client.Lock(ctx, "k")
-				if err != nil {
-					t.Fatal(err)
-				}
+				drivertest.Must(t, err)
 				other, err := dlock.OpenURL(url)
-				if err != nil {
-					t.Fatal(err)
-				}
+				drivertest.Must(t, err)
 				waited := make(chan error)
 				go func() {
 					l, err := other.Lock(ctx, "k")
@@ -105,9 +100,7 @@ func TestLocksUseNoCommandThatServicesRefuse(t *testing.T) {
 func used(t *testing.T, s *server.Server) map[string]bool {
 	t.Helper()
 	reply, err := s.Do("INFO", "commandstats")
-	if err != nil {
-		t.Fatal(err)
-	}
+	drivertest.Must(t, err)
 	commands := map[string]bool{}
 	for _, m := range commandStat.FindAllStringSubmatch(fmt.Sprint(reply), -1) {
 		commands[m[1]] = true
@@ -123,9 +116,7 @@ func TestWithoutINFOThereIsNoGuard(t *testing.T) {
 	s := server.Redis(t, server.WithUser("default off"), server.WithUser("app on >pw ~* &* +@all -info"))
 	open := func(guard string) driver.Backend {
 		b, err := resolving{}.Open(&driver.Config{DSN: strings.Join([]string{"redlock:" + s.URLFor("app", "pw"), calm, guard}, ",")})
-		if err != nil {
-			t.Fatal(err)
-		}
+		drivertest.Must(t, err)
 		t.Cleanup(func() { _ = b.Close() })
 		return b
 	}

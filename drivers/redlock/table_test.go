@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/memory"
 )
 
@@ -201,9 +202,7 @@ func (c *tableCase) left() (all []string) {
 // the memory of the guard.
 func TestTheSimulatedServerIsTheRealOne(t *testing.T) {
 	content, err := os.ReadFile("../internal/redisnode/lua/testdata/scripts.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
+	drivertest.Must(t, err)
 	played := map[string]int{}
 	for block := range strings.SplitSeq(string(content), "\n\n") {
 		c, got := &tableCase{s: newSimServer(0)}, []string(nil)

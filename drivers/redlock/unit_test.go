@@ -18,6 +18,7 @@ import (
 	"github.com/redlock-go/redlock/driver/boot"
 	"github.com/redlock-go/redlock/driver/quorum"
 	_ "github.com/redlock-go/redlock/drivers/goredis"
+	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode"
 	"github.com/redlock-go/redlock/drivers/memory"
 )
@@ -52,16 +53,12 @@ func TestBadURLsAreRefusedBeforeIO(t *testing.T) {
 
 func TestAURLNamesNodesAndOptions(t *testing.T) {
 	b, err := dlock.OpenBackend("redlock:memory:u1,memory:u2,node_timeout=70ms,memory:u3,restart_guard=off,clock_allowance=5ms,drift_percent=8")
-	if err != nil {
-		t.Fatal(err)
-	}
+	drivertest.Must(t, err)
 	q := b.(*Backend)
 	if len(q.nodes) != 3 || q.opts.NodeTimeout != 70*time.Millisecond || q.opts.Guard != 0 || q.opts.ClockAllowance != 5*time.Millisecond || q.opts.DriftPercent != 8 {
 		t.Errorf("got %+v", q.opts)
 	}
-	if err := b.Close(); err != nil {
-		t.Fatal(err)
-	}
+	drivertest.Must(t, b.Close())
 	if _, err := q.nodes[0].backend.Acquire(t.Context(), request1("k", "o", time.Second)); !errors.Is(err, driver.ErrClosed) {
 		t.Errorf("Close left a node open that Open had opened: %v", err)
 	}
@@ -219,9 +216,7 @@ func TestATTLThatContradictsTheOptionsIsRefused(t *testing.T) {
 	_, err = b.Acquire(t.Context(), request1("k", "web/x", 20*time.Second))
 	refused(err, "TTL", "20s", "10s")
 	l, err := b.Acquire(t.Context(), request1("k", "web/x", 2*time.Second))
-	if err != nil {
-		t.Fatal(err)
-	}
+	drivertest.Must(t, err)
 	_, err = l.Renew(t.Context(), &driver.Renewal{TTL: time.Second})
 	refused(err, "NodeTimeout", "TTL", "2s", "1s")
 	if err := l.Release(t.Context()); err != nil {
@@ -322,9 +317,7 @@ func TestClocksThatDisagreeDoNotCount(t *testing.T) {
 			t.Fatalf("two of three agree: %v", err)
 		}
 		synctest.Wait()
-		if err := l.Release(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		drivertest.Must(t, l.Release(t.Context()))
 		servers[1].step(-time.Hour)
 		_, err = b.Acquire(t.Context(), request1("k", "two", time.Second))
 		if !errors.Is(err, driver.ErrRefused) || !strings.Contains(err.Error(), "sim-2: its clock is 1h0m0s ahead") {
@@ -349,12 +342,8 @@ func TestANodeThatTimesOutIsSkippedAndRestored(t *testing.T) {
 		}})
 		lock := func(i int) {
 			l, err := b.Acquire(t.Context(), request1(fmt.Sprint("k", i), fmt.Sprint("o", i), time.Second))
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := l.Release(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			drivertest.Must(t, err)
+			drivertest.Must(t, l.Release(t.Context()))
 		}
 		servers[1].pause(time.Minute)
 		for i := range 10 {
@@ -408,24 +397,16 @@ func TestBreakTakesTheLeasesTokenAndNotANodes(t *testing.T) {
 			r := request1("k", fmt.Sprint("before/", i), time.Second)
 			r.FenceFloor = ahead + uint64(10*i)
 			l, err := node.Acquire(t.Context(), r)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := l.Release(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			drivertest.Must(t, err)
+			drivertest.Must(t, l.Release(t.Context()))
 		}
 		b := s.quorum(t, nil)
 		l, err := b.Acquire(t.Context(), request1("k", "web/a", 20*time.Second))
-		if err != nil {
-			t.Fatal(err)
-		}
+		drivertest.Must(t, err)
 		synctest.Wait() // if a straggler joins during the renewal, its result would be unknown
 		for i, node := range s {
 			st, err := node.Lookup(t.Context(), "k")
-			if err != nil {
-				t.Fatal(err)
-			}
+			drivertest.Must(t, err)
 			for _, h := range st.Holders {
 				if h.Fence == l.Grant().Fence {
 					continue
@@ -435,9 +416,7 @@ func TestBreakTakesTheLeasesTokenAndNotANodes(t *testing.T) {
 				}
 			}
 		}
-		if err := b.Break(t.Context(), "k", driver.Holder{Fence: l.Grant().Fence}); err != nil {
-			t.Fatal(err)
-		}
+		drivertest.Must(t, b.Break(t.Context(), "k", driver.Holder{Fence: l.Grant().Fence}))
 		if _, err := l.Renew(t.Context(), &driver.Renewal{TTL: time.Second}); !errors.Is(err, driver.ErrLost) {
 			t.Errorf("the renewal of a broken lock: %v", err)
 		}
@@ -473,9 +452,7 @@ func TestListFindsWhatAMajorityHolds(t *testing.T) {
 				keys = append(keys, st.Key)
 				return true
 			})
-			if err != nil {
-				t.Fatal(err)
-			}
+			drivertest.Must(t, err)
 			slices.Sort(keys)
 			return keys
 		}
@@ -576,9 +553,7 @@ func (h hangingList) List(ctx context.Context, _ string, _ func(*driver.State) b
 // Calls to an application's own backend around one that can start calls pass through its methods.
 func TestABackendAroundANodeGetsEveryCall(t *testing.T) {
 	n, err := redisnode.New(redisnode.Config{Name: "redis", Addr: "h"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	drivertest.Must(t, err)
 	if newNode(0, n).async == nil || newNode(0, struct{ *redisnode.Node }{n}).async != nil {
 		t.Error("calls are started on what is around a node")
 	}
@@ -592,9 +567,7 @@ func TestAFirstContactThatHangsIsWaitedForTogether(t *testing.T) {
 			s.pause(time.Hour)
 		}
 		b, err := New(nodes, &Options{NodeTimeout: 10 * time.Second})
-		if err != nil {
-			t.Fatal(err)
-		}
+		drivertest.Must(t, err)
 		began := time.Now()
 		var all sync.WaitGroup
 		for range 20 {
@@ -715,9 +688,7 @@ func TestNodesAreToldOneTimeSinceWhenAClientWaits(t *testing.T) {
 			return l, said()
 		}
 		l, err := other.Acquire(t.Context(), request1("k", "other", 20*time.Second))
-		if err != nil {
-			t.Fatal(err)
-		}
+		drivertest.Must(t, err)
 		if _, got := ask(); !slices.Equal(got, []uint64{0}) {
 			t.Errorf("a client that does not wait is said to wait since %d", got)
 		}
@@ -732,9 +703,7 @@ func TestNodesAreToldOneTimeSinceWhenAClientWaits(t *testing.T) {
 		if len(first) != 1 || first[0] < began || first[0] > began+1e6 || !slices.Equal(first, second) {
 			t.Errorf("a client that waits since %d is said to wait since %d, and then since %d", began, first, second)
 		}
-		if err := l.Release(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		drivertest.Must(t, l.Release(t.Context()))
 		if l, _ = ask(); l == nil {
 			t.Fatal("a free lock is not granted")
 		}
@@ -749,8 +718,6 @@ func TestNodesAreToldOneTimeSinceWhenAClientWaits(t *testing.T) {
 		if n := len(b.waits.byKey); n != 0 {
 			t.Errorf("waits still has %d keys", n)
 		}
-		if err := l.Release(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		drivertest.Must(t, l.Release(t.Context()))
 	})
 }

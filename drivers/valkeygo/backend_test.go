@@ -10,6 +10,7 @@ import (
 	"github.com/valkey-io/valkey-go"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 	"github.com/redlock-go/redlock/drivers/valkeygo"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
@@ -33,29 +34,21 @@ func TestAWrappedClientOfAClusterIsTakenForWhatItIs(t *testing.T) {
 	defer tick.Stop()
 	for ; ; <-tick.C {
 		reply, err := s.Do("CLUSTER", "INFO")
-		if err != nil {
-			t.Fatal(err)
-		}
+		drivertest.Must(t, err)
 		if strings.Contains(reply.(string), "cluster_state:ok") {
 			break
 		}
 	}
 	c, err := valkey.NewClient(valkey.ClientOption{InitAddress: []string{s.Addr()}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	drivertest.Must(t, err)
 	t.Cleanup(c.Close)
 	b, err := valkeygo.New(&wrapper{c}, &valkeygo.Options{CallTimeout: 10 * time.Second})
-	if err != nil {
-		t.Fatal(err)
-	}
+	drivertest.Must(t, err)
 	t.Cleanup(func() { _ = b.Close() })
 	for i := range 10 {
 		key := fmt.Sprint("k", i)
 		l, err := b.Acquire(t.Context(), &driver.Request{Key: key, Owner: "o", TTL: time.Minute})
-		if err != nil {
-			t.Fatal(err)
-		}
+		drivertest.Must(t, err)
 		if _, err := b.Watch(t.Context(), key); err != nil {
 			t.Error(err)
 		}

@@ -128,7 +128,7 @@ func TestTheLeaderFails(t *testing.T) {
 	drivertest.Release(t, drivertest.Grant(t, b, next))
 }
 
-// TestLossIsToldBeforeTheLockIsAnothers, whether the holder is cut off or its lock is broken.
+// TestLossIsToldBeforeTheLockIsAnothers, if the holder is cut off.
 func TestLossIsToldBeforeTheLockIsAnothers(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {

@@ -27,9 +27,7 @@ func RunFailover(t *testing.T, a, b driver.Backend, key string, ttl time.Duratio
 	if i, ok := b.(driver.Inspector); ok {
 		AwaitWaiters(t, i, key, 1)
 	}
-	if err := fail(); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, fail())
 	Renew(t, held, ttl)
 	Release(t, Grant(t, a, NewRequest(key+"/other", ttl)))
 	if _, err := Acquire(t, b, NewRequest(key, ttl)); Verdict(err) != "held" {
@@ -40,9 +38,7 @@ func RunFailover(t *testing.T, a, b driver.Backend, key string, ttl time.Duratio
 	if next == nil || next.Grant().Fence <= held.Grant().Fence {
 		t.Fatalf("after token %d the wait gave %v", held.Grant().Fence, next)
 	}
-	if err := mend(); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, mend())
 	Renew(t, next, ttl)
 	Release(t, next)
 }
@@ -111,9 +107,7 @@ func RunMinority(t *testing.T, minority, majority driver.Backend, key string, tt
 	t.Helper()
 	const long = 10 * time.Minute
 	brief, kept := Grant(t, minority, NewRequest(key, ttl)), Grant(t, minority, NewRequest(key+"/kept", long))
-	if err := cut(); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, cut())
 	if l, err := minority.Acquire(t.Context(), NewRequest(key+"/free", ttl)); Verdict(err) != "unknown" {
 		t.Errorf("Acquire by a minority: %v, %v", l, err)
 	}
@@ -133,9 +127,7 @@ func RunMinority(t *testing.T, minority, majority driver.Backend, key string, tt
 	if _, err := Acquire(t, majority, NewRequest(key+"/kept", ttl)); Verdict(err) != "held" {
 		t.Errorf("the longer lease is held, and Acquire by a majority gives %v", err)
 	}
-	if err := heal(); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, heal())
 	var err error
 	if !until(t, func() bool {
 		_, err = brief.Renew(t.Context(), &driver.Renewal{TTL: ttl})
@@ -150,100 +142,53 @@ func RunMinority(t *testing.T, minority, majority driver.Backend, key string, tt
 	Release(t, Grant(t, minority, free))
 }
 
-// RunLoss checks that a holder learns of the loss of its lock before another owner has the
-// lock. It partitions one backend of h, and, if backends are driver.Admins, breaks the lock of
-// another. Package dlock renews the locks. If a grant has the channel Lost, that channel must also be
-// closed after the partition.
+// RunLoss checks that a holder that is cut off learns of the loss of its lock before another owner has
+// the lock. It partitions a backend of h, whose locks package dlock renews. If a grant has the channel
+// Lost, that channel must also be closed.
 func RunLoss(t *testing.T, h redlocktest.Harness, ttl time.Duration) {
 	t.Helper()
-	open := func(t *testing.T) driver.Backend {
+	const key = "lost"
+	open := func() driver.Backend {
 		b, err := h.Open()
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = b.Close() }) // lock may have closed it
+		Must(t, err)
+		t.Cleanup(func() { _ = b.Close() }) // locks may have closed it
 		return b
 	}
-	hold := func(t *testing.T, b driver.Backend, key string, ttl time.Duration) *dlock.Lease {
-		locks, err := dlock.New(b)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = locks.Close() })
-		for {
-			l, err := locks.Lock(t.Context(), key, dlock.WithTTL(ttl))
-			if err == nil {
-				return l
-			}
-			if Verdict(err) != "unknown" || t.Context().Err() != nil {
-				t.Fatal(err)
-			}
+	mine, other := open(), open()
+	locks, err := dlock.New(mine)
+	Must(t, err)
+	t.Cleanup(func() { _ = locks.Close() })
+	var l *dlock.Lease
+	Known(t, func() (err error) {
+		l, err = locks.Lock(t.Context(), key, dlock.WithTTL(ttl))
+		return err
+	})
+	bare := Grant(t, mine, NewRequest(key+"/bare", ttl))
+	Must(t, h.Faults.Partition(mine))
+	after := NewRequest(key, time.Minute)
+	after.Wait = true
+	var next driver.Lease
+	if !until(t, func() bool {
+		var err error
+		if next, err = Acquire(t, other, after); err != nil {
 			t.Log(err)
 		}
+		return Verdict(err) != "held" // by a backend that cannot wait
+	}) || next == nil {
+		t.Fatal("the lock of a holder that is cut off does not come free")
 	}
-	isLost := func(t *testing.T, l *dlock.Lease) {
-		<-l.Done()
-		if !errors.Is(l.Err(), driver.ErrLost) {
-			t.Errorf("Err is %v", l.Err())
-		}
+	if l.Err() == nil {
+		t.Error("another has the lock, and the holder is not told")
 	}
-	t.Run("cut off", func(t *testing.T) {
-		const key = "lost/cut off"
-		mine, other := open(t), open(t)
-		l := hold(t, mine, key, ttl)
-		bare := Grant(t, mine, NewRequest(key+"/bare", ttl))
-		if err := h.Faults.Partition(mine); err != nil {
-			t.Fatal(err)
-		}
-		after := NewRequest(key, time.Minute)
-		after.Wait = true
-		var next driver.Lease
-		if !until(t, func() bool {
-			var err error
-			if next, err = Acquire(t, other, after); err != nil {
-				t.Log(err)
-			}
-			return Verdict(err) != "held" // by a backend that cannot wait
-		}) || next == nil {
-			t.Fatal("the lock of a holder that is cut off does not come free")
-		}
-		if l.Err() == nil {
-			t.Error("another has the lock, and the holder is not told")
-		}
-		Release(t, next)
-		if err := h.Faults.Heal(mine); err != nil {
-			t.Fatal(err)
-		}
-		if c := bare.Grant().Lost; c != nil {
-			<-c
-		}
-		isLost(t, l)
-	})
-	t.Run("broken", func(t *testing.T) {
-		const key = "lost/broken"
-		mine, other := open(t), open(t)
-		admin, ok := other.(driver.Admin)
-		i, inspects := other.(driver.Inspector)
-		if !ok || !inspects {
-			t.Skip("the backend cannot break locks")
-		}
-		l := hold(t, mine, key, 3*ttl)
-		if !until(t, func() bool {
-			select {
-			case <-l.Done(): // the machine stood still, and the lease ended
-				return true
-			default:
-			}
-			s, err := i.Lookup(t.Context(), key)
-			if err != nil || len(s.Holders) == 0 {
-				return false
-			}
-			return admin.Break(t.Context(), key, s.Holders[0]) == nil
-		}) {
-			t.Fatal("the lock cannot be broken")
-		}
-		isLost(t, l)
-	})
+	Release(t, next)
+	Must(t, h.Faults.Heal(mine))
+	if c := bare.Grant().Lost; c != nil {
+		<-c
+	}
+	<-l.Done()
+	if !errors.Is(l.Err(), driver.ErrLost) {
+		t.Errorf("Err is %v", l.Err())
+	}
 }
 
 // RunLeaderLoss checks that none of many leases outlives its end when the leader of a cluster is
@@ -253,9 +198,7 @@ func RunLeaderLoss(t *testing.T, g *server.Group, leader func() *server.Server, 
 	t.Helper()
 	client := func(addrs []string) *dlock.Client {
 		c, err := dlock.OpenURL(url(addrs))
-		if err != nil {
-			t.Fatal(err)
-		}
+		Must(t, err)
 		t.Cleanup(func() { _ = c.Close() })
 		return c
 	}
@@ -287,9 +230,7 @@ func RunLeaderLoss(t *testing.T, g *server.Group, leader func() *server.Server, 
 	for _, w := range ways {
 		w.Pause()
 	}
-	if err := failing.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, failing.Kill())
 	killed := time.Now()
 	others := client(g.Addrs()).Backend()
 	var wg sync.WaitGroup
@@ -313,9 +254,7 @@ func RunLeaderLoss(t *testing.T, g *server.Group, leader func() *server.Server, 
 			t.Errorf("%s is not renewed after the leader was killed: %v", l.Key(), l.Err())
 		}
 	}
-	if err := failing.Start(); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, failing.Start())
 }
 
 // RunErrors checks the errors of a backend with an Inspector whose servers are stopped: package dlock
@@ -325,9 +264,7 @@ func RunErrors(t *testing.T, b driver.Backend, name string, stop, resume func() 
 	t.Helper()
 	const key, ttl = "the-key", time.Minute
 	l := Grant(t, b, &driver.Request{Key: key, Owner: "a/1", TTL: ttl})
-	if err := stop(); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, stop())
 	i := b.(driver.Inspector)
 	calls := map[string]func(context.Context) error{
 		"acquire": func(ctx context.Context) error {
@@ -372,7 +309,5 @@ func RunErrors(t *testing.T, b driver.Backend, name string, stop, resume func() 
 	}
 	all.Wait()
 	says("release", l.Release(t.Context()))
-	if err := resume(); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, resume())
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/quorum"
+	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/lua"
 )
 
@@ -50,9 +51,7 @@ func TestALockAllocatesLittle(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			n, err := New(Config{Client: instant{}, Abandon: c.direct})
-			if err != nil {
-				t.Fatal(err)
-			}
+			drivertest.Must(t, err)
 			req := &driver.Request{Key: "reports/tenant-17", Owner: "host/1234/0123456789abcdef/1", TTL: 10 * time.Second, Quorum: c.quorum}
 			if c.quorum != nil {
 				req.FenceFloor = uint64(time.Now().UnixMicro())
@@ -66,9 +65,7 @@ func TestALockAllocatesLittle(t *testing.T) {
 					if err == nil {
 						err = l.Release(ctx)
 					}
-					if err != nil {
-						t.Fatal(err)
-					}
+					drivertest.Must(t, err)
 				}))
 			}
 			if least > c.most {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
@@ -19,9 +20,7 @@ func (s *suite) countersEnd(t *testing.T) {
 	b := s.open(t, s.url(srv.Addr(), ""))
 	count := func() int64 {
 		n, err := srv.Do("DBSIZE")
-		if err != nil {
-			t.Fatal(err)
-		}
+		drivertest.Must(t, err)
 		return n.(int64)
 	}
 	use := func(key string) uint64 {
@@ -31,9 +30,7 @@ func (s *suite) countersEnd(t *testing.T) {
 			return err
 		})
 		fence := l.Grant().Fence
-		if err := l.Release(context.Background()); err != nil {
-			t.Fatal(err)
-		}
+		drivertest.Must(t, l.Release(context.Background()))
 		return fence
 	}
 	n := int64(2000)
@@ -52,9 +49,7 @@ func (s *suite) countersEnd(t *testing.T) {
 	if k := count(); k < n {
 		t.Fatalf("%d keys are stored: the counters are not there at all", k)
 	}
-	if err := srv.SetClock(5 * time.Minute); err != nil {
-		t.Fatal(err)
-	}
+	drivertest.Must(t, srv.SetClock(5*time.Minute))
 	use("other")
 	eventually(t, func() error {
 		if k := count(); k > 10 {
@@ -65,9 +60,7 @@ func (s *suite) countersEnd(t *testing.T) {
 
 	// The counter expires while the clock is ahead; then the clock falls behind its earlier time.
 	first := use("ends")
-	if err := srv.SetClock(time.Hour); err != nil {
-		t.Fatal(err)
-	}
+	drivertest.Must(t, srv.SetClock(time.Hour))
 	use("other")
 	eventually(t, func() error {
 		if n, err := srv.Do("EXISTS", "redlock1:fence:{ends}"); err != nil || n != int64(0) {
@@ -75,9 +68,7 @@ func (s *suite) countersEnd(t *testing.T) {
 		}
 		return nil
 	})
-	if err := srv.SetClock(4 * time.Minute); err != nil {
-		t.Fatal(err)
-	}
+	drivertest.Must(t, srv.SetClock(4*time.Minute))
 	if second := use("ends"); second <= first {
 		t.Fatalf("token %d follows %d, whose counter has ended", second, first)
 	}
@@ -97,9 +88,7 @@ func (s *suite) countersEnd(t *testing.T) {
 		last[key] = fence
 		use("look") // the guarantee excludes a clock that nobody looks at between two steps
 		offset += steps[rng.IntN(len(steps))]
-		if err := srv.SetClock(offset); err != nil {
-			t.Fatal(err)
-		}
+		drivertest.Must(t, srv.SetClock(offset))
 		if rng.IntN(2) == 0 {
 			use(fmt.Sprintf("look%d", rng.IntN(1000)))
 		}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 	"github.com/redlock-go/redlock/redlocktest/fault"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
@@ -76,9 +77,7 @@ func (s *suite) cancelledInspection(t *testing.T) {
 				b := s.open(t, s.url(p.Addr(), ""))
 				if when == "later" {
 					s.warm(t, b)
-					if err := ask(t.Context(), b); err != nil {
-						t.Fatal(err)
-					}
+					drivertest.Must(t, ask(t.Context(), b))
 				}
 				p.Pause()
 				defer p.Resume() // Close waits for a call under way

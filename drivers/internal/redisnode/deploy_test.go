@@ -76,9 +76,7 @@ func (s *suite) waitReplicas(t *testing.T) {
 	if _, err := l.Renew(context.Background(), &driver.Renewal{TTL: time.Minute}); err != nil {
 		t.Errorf("Renew: %v", err)
 	}
-	if err := replica.Pause(); err != nil {
-		t.Fatal(err)
-	}
+	drivertest.Must(t, replica.Pause())
 	if _, err := l.Renew(context.Background(), &driver.Renewal{TTL: time.Minute}); err == nil || errors.Is(err, driver.ErrLost) {
 		t.Errorf("Renew while the replica hangs: %v", err)
 	}
@@ -99,9 +97,7 @@ func (s *suite) waitReplicas(t *testing.T) {
 	wg.Wait()
 	unlock(t, l)
 	noLocks(t, srv)
-	if err := replica.Resume(); err != nil {
-		t.Fatal(err)
-	}
+	drivertest.Must(t, replica.Resume())
 }
 
 // linkedCluster starts a Cluster and waits until all nodes are connected with each other;
@@ -127,9 +123,7 @@ func linkedCluster(t testing.TB, kind server.Kind, options ...server.Option) *se
 func published(t testing.TB, node *server.Server) (n int) {
 	t.Helper()
 	info, err := node.Do("CLUSTER", "INFO")
-	if err != nil {
-		t.Fatal(err)
-	}
+	drivertest.Must(t, err)
 	if _, rest, found := strings.Cut(fmt.Sprint(info), "cluster_stats_messages_publish_sent:"); found {
 		if _, err := fmt.Sscan(rest, &n); err != nil {
 			t.Fatal(err)
@@ -228,9 +222,7 @@ func (s *suite) inspector(t *testing.T) {
 		{"SET", "job[x]", "some value", "PX", "60000"}, {"HSET", "job[h]", "a", "b"}, {"SET", "job[kept]", "redlock1:next|1|x.1.30", "PX", "60000"},
 		{"EVAL", "for i = 1, 20000 do redis.call('SET', 'job[y' .. i, 'v', 'PX', 600000) end", "0"},
 	} {
-		if _, err := srv.Do(cmd...); err != nil {
-			t.Fatal(err)
-		}
+		do(t, srv, cmd...)
 	}
 	// A lock that is reserved for a waiter is not free, and the waiters are counted.
 	waiter := s.open(t, s.url(srv.Addr(), ""))
@@ -329,9 +321,7 @@ func (s *suite) allRights(t *testing.T) {
 		wg.Wait()
 		for _, srv := range servers {
 			log, err := srv.Do("ACL", "LOG")
-			if err != nil {
-				t.Fatal(err)
-			}
+			drivertest.Must(t, err)
 			for _, entry := range log.([]any) {
 				if said := fmt.Sprint(entry); strings.Contains(said, "username app") {
 					t.Errorf("a denial: %v", said)
@@ -340,9 +330,7 @@ func (s *suite) allRights(t *testing.T) {
 		}
 	}
 	doc, err := os.ReadFile("../../goredis/doc.go") // package valkeygo refers to it
-	if err != nil {
-		t.Fatal(err)
-	}
+	drivertest.Must(t, err)
 	for _, word := range strings.Fields(strings.Join([]string{rights, rightsCluster, rightsPrimary, rightsGuard, rightsInspect}, " ")) {
 		if !strings.Contains(string(doc), " "+word) && !strings.Contains(string(doc), "\t"+word) {
 			t.Errorf("the right %s is not in the package's documentation", word)

@@ -95,7 +95,6 @@ var together = tests{
 	shared: []test{
 		{"WithoutTheRightToAQueueWaitersPoll", (*suite).queueRefused},
 		{"ReadersAndForeignLocksExcludeEachOther", (*suite).sharedForeign},
-		{"MostlyReaders", (*suite).mostlyReaders},
 		{"OperatorsSeeAndBreakEachReader", (*suite).sharedOperators},
 		{"ReadersWithKeepGuardAndLostAnswer", (*suite).sharedLeases},
 		{"IdleWaitersAskNobody", (*suite).idleWaiters},
@@ -215,9 +214,7 @@ func (s *suite) openWith(t testing.TB, cfg *driver.Config) driver.Backend {
 		cfg.DSN += sep + "call_timeout=10s&dial_timeout=10s"
 	}
 	b, err := s.Driver.Open(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	drivertest.Must(t, err)
 	t.Cleanup(func() {
 		if err := b.Close(); err != nil {
 			t.Errorf("Close: %v", err)
@@ -331,9 +328,7 @@ func (s *suite) appDeadlines(t *testing.T) {
 	srv := server.StartFor(t, s.kind)
 	p := fault.NewProxy(t, srv.Addr())
 	b, ping, end, err := s.App(p.Addr(), time.Second)
-	if err != nil {
-		t.Fatal(err)
-	}
+	drivertest.Must(t, err)
 	t.Cleanup(end)
 	t.Cleanup(func() { _ = b.Close() })
 	s.warm(t, b)
@@ -366,9 +361,7 @@ func (s *suite) appDeadlines(t *testing.T) {
 		_, err := l.Renew(context.Background(), &driver.Renewal{TTL: time.Minute})
 		return err
 	})
-	if err := p.Restore(); err != nil {
-		t.Fatal(err)
-	}
+	drivertest.Must(t, p.Restore())
 	unlock(t, l)
 	if err := b.Close(); err != nil {
 		t.Errorf("Close: %v", err)
@@ -408,13 +401,9 @@ func (s *suite) cleanUpAfterOutage(t *testing.T) {
 		} else if try == 20 {
 			t.Fatalf("no attempt took effect; the locks are %q", left)
 		}
-		if err := p.Restore(); err != nil {
-			t.Fatal(err)
-		}
+		drivertest.Must(t, p.Restore())
 	}
-	if err := p.Restore(); err != nil {
-		t.Fatal(err)
-	}
+	drivertest.Must(t, p.Restore())
 	noLocks(t, srv)
 }
 
@@ -430,9 +419,7 @@ func (s *suite) scriptFlush(t *testing.T) {
 		func() error { return l.Release(context.Background()) },
 		func() error { l = s.lock(t, b, "k", time.Minute); return nil },
 	} {
-		if _, err := srv.Do("SCRIPT", "FLUSH"); err != nil {
-			t.Fatal(err)
-		}
+		do(t, srv, "SCRIPT", "FLUSH")
 		if err := step(); err != nil {
 			t.Error(err)
 		}

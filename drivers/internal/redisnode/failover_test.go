@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
@@ -105,9 +106,7 @@ func (s *suite) failover(t *testing.T, d *deployment, begin func(*deployment) er
 		}
 		return g.Server, err
 	})
-	if err := begin(d); err != nil {
-		t.Fatal(err)
-	}
+	drivertest.Must(t, begin(d))
 	if _, err := d.next(ctx); err != nil {
 		t.Fatal(err)
 	}
@@ -158,9 +157,7 @@ func followed(primary *server.Server) error {
 func (s *suite) bySentinel(t *testing.T) *deployment {
 	g := server.Sentinel(t, s.kind)
 	old, err := g.Primary(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	drivertest.Must(t, err)
 	flip := func() error {
 		_, err := g.Sentinels[0].Do("SENTINEL", "FAILOVER", g.Name)
 		if err != nil && strings.Contains(err.Error(), "INPROG") {
@@ -192,13 +189,9 @@ func (s *suite) byCluster(t *testing.T) *deployment {
 	g := linkedCluster(t, s.kind)
 	old, replica := g.Nodes[0], server.StartFor(t, s.kind, server.WithCluster())
 	host, port, err := net.SplitHostPort(old.Addr())
-	if err != nil {
-		t.Fatal(err)
-	}
+	drivertest.Must(t, err)
 	id, bus := meeting(t, old)
-	if _, err := replica.Do("CLUSTER", "MEET", host, port, bus); err != nil {
-		t.Fatal(err)
-	}
+	do(t, replica, "CLUSTER", "MEET", host, port, bus)
 	eventually(t, func() error {
 		_, err := replica.Do("CLUSTER", "REPLICATE", id)
 		return err
@@ -243,9 +236,7 @@ func (s *suite) byCluster(t *testing.T) *deployment {
 // meeting returns the name of a Cluster's node, and the port on which others meet it.
 func meeting(t *testing.T, node *server.Server) (id, bus string) {
 	nodes, err := node.Do("CLUSTER", "NODES")
-	if err != nil {
-		t.Fatal(err)
-	}
+	drivertest.Must(t, err)
 	for line := range strings.Lines(fmt.Sprint(nodes)) {
 		if strings.Contains(line, "myself") {
 			words := strings.Fields(line)
@@ -300,9 +291,7 @@ type address struct {
 
 func newAddress(t *testing.T, target string) *address {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	drivertest.Must(t, err)
 	t.Cleanup(func() { _ = l.Close() })
 	a := &address{listener: l, target: target}
 	go func() {

@@ -15,6 +15,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/quorum"
+	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/memory"
 	"github.com/redlock-go/redlock/drivers/redlock"
 	"github.com/redlock-go/redlock/redlocktest/server"
@@ -151,9 +152,7 @@ func newGuarded(t *testing.T, c Client, alter func(*Config)) (*Node, *atomic.Int
 		alter(&cfg)
 	}
 	n, err := New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	drivertest.Must(t, err)
 	t.Cleanup(func() { _ = n.Close() })
 	return n, votedAtOnce
 }
@@ -227,9 +226,7 @@ func restart(t *testing.T, s *server.Server, keep bool) {
 	if keep {
 		do(t, s, "SAVE")
 	}
-	if err := s.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	drivertest.Must(t, s.Kill())
 	if err := s.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -243,9 +240,7 @@ func TestATextOfOneProcessIsLoadedByAnotherAndVotesNot(t *testing.T) {
 		c := dialServer(t, s)
 		old, _ := newGuarded(t, over(c), nil)
 		l, err := bid(old, "first")
-		if err != nil {
-			t.Fatal(err)
-		}
+		drivertest.Must(t, err)
 		do(t, s, "SAVE")
 		if _, err := bid(old, "lost"); err != nil {
 			t.Fatal(err)
@@ -433,15 +428,11 @@ func TestADurableServerRemembersTheLatestOfItsClock(t *testing.T) {
 	if _, err := bid(n, "k"); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.SetClock(time.Hour); err != nil {
-		t.Fatal(err)
-	}
+	drivertest.Must(t, s.SetClock(time.Hour))
 	if _, err := bid(n, "k"); err != nil { // that one's end came early
 		t.Fatal(err)
 	}
-	if err := s.SetClock(0); err != nil {
-		t.Fatal(err)
-	}
+	drivertest.Must(t, s.SetClock(0))
 	restart(t, s, false)
 	_, err := bid(n, "k2")
 	_ = wantRefused(t, err, "clock was set back")
@@ -461,16 +452,12 @@ func TestTwoReleasesAndThreePrefixesShareServers(t *testing.T) {
 		var nodes []driver.Backend
 		for _, s := range servers {
 			n, err := New(Config{Client: plain(t, s), Name: "redis", Addr: s.Addr(), Prefix: prefix, CallTimeout: 10 * time.Second})
-			if err != nil {
-				t.Fatal(err)
-			}
+			drivertest.Must(t, err)
 			n.guard.space += " " + release // a comment in the texts
 			nodes = append(nodes, n)
 		}
 		b, err := redlock.New(nodes, &redlock.Options{Guard: guard, Bootstrap: true, Prefix: prefix, NodeTimeout: guard})
-		if err != nil {
-			t.Fatal(err)
-		}
+		drivertest.Must(t, err)
 		t.Cleanup(func() {
 			_ = b.Close()
 			for _, n := range nodes {
@@ -696,9 +683,7 @@ func TestANodeKeepsTheTermsOfItsQuorum(t *testing.T) {
 	state(q, quorum.StateNew)
 	look(quorum.MemoryKept)
 	l, err := acquire(q, 20*time.Second)
-	if err != nil {
-		t.Fatal(err)
-	}
+	drivertest.Must(t, err)
 	refused(info(3, 30*time.Second), 10*time.Second, "is a node of a quorum of 5, and this one has 3")
 	refused(q, time.Minute, "1m0s is over the restart guard that the node keeps, 30s")
 

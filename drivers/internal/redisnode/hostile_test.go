@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
@@ -20,9 +21,7 @@ func (s *suite) hostile(t *testing.T) {
 	var reply atomic.Value // what all connections get in place of the next reply
 	reply.Store("")
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	drivertest.Must(t, err)
 	t.Cleanup(func() { _ = l.Close() })
 	go func() {
 		for {

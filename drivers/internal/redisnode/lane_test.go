@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/drivers/internal/async"
+	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/lua"
 )
 
@@ -36,9 +37,7 @@ func newLibrary(takes time.Duration, heeds bool) *library {
 // node returns a node over the library.
 func (l *library) node(t *testing.T) *Node {
 	n, err := New(Config{Client: l, Abandon: func(time.Time) {}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	drivertest.Must(t, err)
 	t.Cleanup(func() { _ = n.Close() })
 	return n
 }

@@ -101,9 +101,7 @@ func answered(t testing.TB, bid func() (driver.Lease, error)) error {
 
 func crash(t testing.TB, srv *server.Server) {
 	t.Helper()
-	if err := errors.Join(srv.Kill(), srv.Start()); err != nil {
-		t.Fatal(err)
-	}
+	drivertest.Must(t, errors.Join(srv.Kill(), srv.Start()))
 }
 
 func (s *suite) guardForgets(t *testing.T) {
@@ -116,17 +114,13 @@ func (s *suite) guardForgets(t *testing.T) {
 		t.Errorf("a TTL over the guard: %v", err)
 	}
 	l, err := s.bid(b, "kept")
-	if err != nil {
-		t.Fatal(err)
-	}
+	drivertest.Must(t, err)
 	if n := len(h.Of(quorum.NoticeBootstrapped, "votes at once")); n != 1 {
 		t.Errorf("%d notices say that it is new", n)
 	}
 	run(t, srv, "SAVE")
 	lost, err := s.bid(b, "lost")
-	if err != nil {
-		t.Fatal(err)
-	}
+	drivertest.Must(t, err)
 	crash(t, srv)
 	up := time.Now()
 	_, err = s.bid(b, "lost")

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 	"github.com/redlock-go/redlock/redlocktest/fault"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
@@ -108,9 +109,7 @@ func (s *suite) messages(t *testing.T) {
 // closedAddr returns an address where nobody listens, until the test ends.
 func closedAddr(t testing.TB) string {
 	p := fault.NewProxy(t, "127.0.0.1:1")
-	if err := p.Refuse(); err != nil {
-		t.Fatal(err)
-	}
+	drivertest.Must(t, p.Refuse())
 	return p.Addr()
 }
 

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
@@ -21,9 +22,7 @@ func TestManyPrefixesWithAGuardNeedLittleMemory(t *testing.T) {
 		info := do(t, s, "INFO", "memory").(string)
 		read := func(name string) int {
 			n, err := strconv.Atoi(regexp.MustCompile(name + `:(\d+)`).FindStringSubmatch(info)[1])
-			if err != nil {
-				t.Fatal(err)
-			}
+			drivertest.Must(t, err)
 			return n
 		}
 		return read("number_of_cached_scripts"), read("used_memory_scripts")
@@ -33,15 +32,11 @@ func TestManyPrefixesWithAGuardNeedLittleMemory(t *testing.T) {
 	for i := range prefixes {
 		n, _ := newGuarded(t, c, func(c *Config) { c.Prefix = fmt.Sprint(i, ":") })
 		l, err := bid(n, "k")
-		if err != nil {
-			t.Fatal(err)
-		}
+		drivertest.Must(t, err)
 		if _, err := l.Renew(t.Context(), &driver.Renewal{TTL: 30 * time.Second}); err != nil {
 			t.Fatal(err)
 		}
-		if err := l.Release(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		drivertest.Must(t, l.Release(t.Context()))
 	}
 	after, grown := scripts()
 	if count, bytes := (after-before)/prefixes, (grown-size)/prefixes; count > 3 || bytes > 20_000 {

@@ -12,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 	"github.com/redlock-go/redlock/redlocktest/fault"
@@ -32,9 +31,7 @@ func (s *suite) reads(key string) *driver.Request {
 func do(t testing.TB, srv *server.Server, args ...string) any {
 	t.Helper()
 	reply, err := srv.Do(args...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	drivertest.Must(t, err)
 	return reply
 }
 
@@ -86,9 +83,7 @@ func (s *suite) queueShared(t testing.TB) {
 	})
 	refused(newcomer)
 	before := subscribers(t, srv)
-	if err := gone.Refuse(); err != nil {
-		t.Fatal(err)
-	}
+	drivertest.Must(t, gone.Refuse())
 	gone.CutAll()
 	eventually(t, func() error {
 		if subscribers(t, srv) == before {
@@ -105,9 +100,7 @@ func (s *suite) queueShared(t testing.TB) {
 		unlock(t, l)
 	}
 	ws[5].leave()
-	if err := gone.Restore(); err != nil {
-		t.Fatal(err)
-	}
+	drivertest.Must(t, gone.Restore())
 	noLocks(t, srv)
 }
 
@@ -268,9 +261,7 @@ func (s *suite) sharedLeases(t *testing.T) {
 		t.Errorf("%v of the lock's keys were left behind", n)
 	}
 	held := drivertest.Grant(t, b, s.reads(theLock))
-	if err := srv.Restart(); err != nil {
-		t.Fatal(err)
-	}
+	drivertest.Must(t, srv.Restart())
 	eventually(t, func() error {
 		var refused *driver.RefusedError
 		if _, err := b.Acquire(context.Background(), s.reads(theLock)); !errors.As(err, &refused) {
@@ -311,88 +302,5 @@ func TestAnExclusiveLockCostsWhatItDid(t *testing.T) {
 	}
 	if _, received, _ := strings.Cut(fmt.Sprint(do(t, srv, "INFO", "stats")), "total_net_input_bytes:"); !strings.HasPrefix(received, fmt.Sprint(bytes)+"\r") {
 		t.Errorf("the server received %.8s bytes, want %d", received, bytes)
-	}
-}
-
-// mostlyReaders: of 64 clients that lock one key at once, one in twenty to write, all are served in turn, readers
-// overlap, and no reader is beside a writer. The token of a writer is above all before it, a reader's above those of
-// all writers before it.
-func (s *suite) mostlyReaders(t *testing.T) {
-	server.Deep(t)
-	const clients, each, hold = 64, 400, 2 * time.Millisecond
-	srv := server.StartFor(t, s.kind)
-	var mu sync.Mutex
-	var readers, writers, most, beside int
-	var highest, written uint64 // tokens
-	waits := map[bool][]time.Duration{}
-	var all sync.WaitGroup
-	start := time.Now()
-	for i := range clients {
-		c, err := dlock.New(s.open(t, s.url(srv.Addr(), "")), dlock.WithTTL(time.Minute))
-		if err != nil {
-			t.Fatal(err)
-		}
-		all.Go(func() {
-			for j := range each {
-				writes, opts := (i+j)%20 == 0, []dlock.LockOption{dlock.WithShared()}
-				if writes {
-					opts = nil
-				}
-				asked := time.Now()
-				mu.Lock()
-				least := written
-				if writes {
-					least = highest
-				}
-				mu.Unlock()
-				l, err := c.Lock(t.Context(), theLock, opts...)
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				mu.Lock()
-				waits[writes] = append(waits[writes], time.Since(asked))
-				highest = max(highest, l.Fence())
-				if writes {
-					writers++
-					written = max(written, l.Fence())
-				} else {
-					readers++
-				}
-				if writers > 1 || writers > 0 && readers > 0 {
-					t.Errorf("%d writers and %d readers have the lock", writers, readers)
-				}
-				if l.Fence() <= least {
-					t.Errorf("token %d, after %d", l.Fence(), least)
-				}
-				if readers > 1 {
-					beside++
-				}
-				most = max(most, readers)
-				mu.Unlock()
-				time.Sleep(hold)
-				mu.Lock()
-				if writes {
-					writers--
-				} else {
-					readers--
-				}
-				mu.Unlock()
-				if err := l.Unlock(); err != nil {
-					t.Error(err)
-				}
-			}
-		})
-	}
-	all.Wait()
-	took := time.Since(start)
-	at := func(writes bool, per1000 int) time.Duration {
-		slices.Sort(waits[writes])
-		return waits[writes][len(waits[writes])*per1000/1000].Round(10 * time.Microsecond)
-	}
-	t.Logf("%d locks in %v, %d of them to write, held for %v; %d reads were granted beside others, at most %d at a time; wait to read p50 %v p99 %v, to write p50 %v p99 %v",
-		clients*each, took.Round(time.Millisecond), len(waits[true]), hold, beside, most, at(false, 500), at(false, 990), at(true, 500), at(true, 990))
-	if most < clients/4 {
-		t.Errorf("at most %d of %d readers had the lock at a time", most, clients)
 	}
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/drivers/internal/async"
+	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 )
 
 // startTest runs a test of calls that a node starts.
@@ -108,9 +109,7 @@ func TestAStartedCallEndsAtItsDeadline(t *testing.T) {
 func endsAfter(t *testing.T, term, want time.Duration) {
 	startTest(t, false, func(t *testing.T, lib *library, n *Node) {
 		l, err := n.Acquire(t.Context(), startRequest("held"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		drivertest.Must(t, err)
 		lib.takes.Store(int64(time.Hour))
 		before, start := lib.sent.Load(), time.Now()
 		var sent, unsent atomic.Int64
@@ -191,9 +190,7 @@ func TestCloseIsBoundedWhereTheServerHangs(t *testing.T) {
 			lib.own = own
 			n := lib.node(t)
 			l, err := n.Acquire(t.Context(), startRequest("a"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			drivertest.Must(t, err)
 			lib.takes.Store(int64(time.Hour))
 			if _, err := n.Acquire(t.Context(), startRequest("b")); err == nil {
 				t.Fatal("a lock of a server that hangs")
@@ -230,9 +227,7 @@ func TestNothingIsSentBehindADeadline(t *testing.T) {
 	startTest(t, true, func(t *testing.T, lib *library, n *Node) {
 		late := func(d time.Duration) context.Context { return lateContext{t.Context(), time.Now().Add(d)} }
 		l, err := n.Acquire(late(second/10), startRequest("a"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		drivertest.Must(t, err)
 		lib.takes.Store(int64(time.Hour))
 		before := lib.sent.Load()
 		if _, err := l.Renew(late(second/10), &driver.Renewal{TTL: time.Minute}); err == nil || errors.Is(err, ErrNotSent) || lib.sent.Load() != before+1 {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
@@ -30,17 +31,13 @@ func TestAnErrorThatNoRedisGivesIsAnUnknownOutcome(t *testing.T) {
 	s := server.Redis(t)
 	u := &upstream{wire: plain(t, s)}
 	n, err := New(Config{Client: u, Name: "redis", Addr: "server"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	drivertest.Must(t, err)
 	t.Cleanup(func() { _ = n.Close() })
 	ask := func(key string) (driver.Lease, error) {
 		return n.Acquire(t.Context(), &driver.Request{Key: key, Owner: "o/" + key, TTL: time.Minute})
 	}
 	l, err := ask("warm")
-	if err != nil {
-		t.Fatal(err)
-	}
+	drivertest.Must(t, err)
 	u.fails.Store(1)
 	if _, err := ask("once"); err != nil {
 		t.Errorf("the second try does not find the effect of the first: %v", err)

@@ -75,9 +75,7 @@ func (s *suite) oneSubscriber(t *testing.T) {
 func calls(t testing.TB, srv *server.Server, command string) int {
 	t.Helper()
 	info, err := srv.Do("INFO", "commandstats")
-	if err != nil {
-		t.Fatal(err)
-	}
+	drivertest.Must(t, err)
 	_, rest, found := strings.Cut(fmt.Sprint(info), "cmdstat_"+command+":calls=")
 	if !found {
 		return 0
@@ -97,15 +95,11 @@ func (s *suite) idleWaiters(t *testing.T) {
 	p := fault.NewProxy(t, srv.Addr())
 	p.RTT(10 * time.Millisecond)
 	c, err := dlock.New(s.open(t, s.url(p.Addr(), "")))
-	if err != nil {
-		t.Fatal(err)
-	}
+	drivertest.Must(t, err)
 	t.Cleanup(func() { _ = c.Close() })
 	var wg sync.WaitGroup
 	for i := range n { // the locks of another process of this library
-		if _, err := srv.Do("SET", fmt.Sprintf("w%d", i), "other/1|1700000000000000", "PX", "600000"); err != nil {
-			t.Fatal(err)
-		}
+		do(t, srv, "SET", fmt.Sprintf("w%d", i), "other/1|1700000000000000", "PX", "600000")
 		wg.Go(func() {
 			l, err := c.Lock(t.Context(), fmt.Sprintf("w%d", i))
 			if err != nil {
@@ -134,9 +128,7 @@ func (s *suite) idleWaiters(t *testing.T) {
 		t.Errorf("%d idle waiters asked %d times within %v", n, asked, watched)
 	}
 	for i := range n {
-		if _, err := srv.Do("EVAL", "local p = redis.call('ZPOPMIN', KEYS[2])[1] redis.call('DEL', KEYS[1]) redis.call('PUBLISH', 'redlock1:free:'..string.match(p, '^[^.]*'), '0 '..p..' '..KEYS[1])", "2", fmt.Sprintf("w%d", i), fmt.Sprintf("redlock1:queue:{w%d}", i)); err != nil {
-			t.Fatal(err)
-		}
+		do(t, srv, "EVAL", "local p = redis.call('ZPOPMIN', KEYS[2])[1] redis.call('DEL', KEYS[1]) redis.call('PUBLISH', 'redlock1:free:'..string.match(p, '^[^.]*'), '0 '..p..' '..KEYS[1])", "2", fmt.Sprintf("w%d", i), fmt.Sprintf("redlock1:queue:{w%d}", i))
 	}
 	wg.Wait()
 	noLocks(t, srv)
@@ -185,9 +177,7 @@ func (s *suite) foreignHolder(t *testing.T) {
 	srv := server.StartFor(t, s.kind)
 	b := s.open(t, s.url(srv.Addr(), ""))
 	wake := watch(t, t.Context(), b, "k")
-	if _, err := srv.Do("SET", "k", "foreign", "PX", "60000"); err != nil {
-		t.Fatal(err)
-	}
+	do(t, srv, "SET", "k", "foreign", "PX", "60000")
 	for i := range 20 {
 		_, err := b.Acquire(context.Background(), s.ask("k", time.Minute))
 		var held *driver.HeldError
@@ -195,9 +185,7 @@ func (s *suite) foreignHolder(t *testing.T) {
 			t.Fatalf("a foreign lock, asked for the %dth time: %+v, %v", i, held, err)
 		}
 	}
-	if _, err := srv.Do("SET", "k", "other/1|1700000000000000", "PX", "30000"); err != nil {
-		t.Fatal(err)
-	}
+	do(t, srv, "SET", "k", "other/1|1700000000000000", "PX", "30000")
 	_, err := b.Acquire(context.Background(), s.ask("k", time.Minute))
 	var held *driver.HeldError
 	if !errors.As(err, &held) || held.PollAfter < held.RetryAfter || held.PollAfter > held.RetryAfter+50*time.Millisecond {
@@ -215,9 +203,7 @@ func (s *suite) foreignGap(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 8 {
 		c, err := dlock.New(s.open(t, s.url(srv.Addr(), "?foreign_gap=250ms")))
-		if err != nil {
-			t.Fatal(err)
-		}
+		drivertest.Must(t, err)
 		t.Cleanup(func() { _ = c.Close() })
 		for range 2 {
 			wg.Go(func() {
@@ -237,14 +223,10 @@ func (s *suite) foreignGap(t *testing.T) {
 	for (theirs.Load() < 3 || ours.Load() < 10) && time.Since(start) < 2*time.Minute {
 		<-tick.C
 		got, err := srv.Do("SET", theLock, "foreign", "NX", "PX", "60000")
-		if err != nil {
-			t.Fatal(err)
-		}
+		drivertest.Must(t, err)
 		if got != nil {
 			theirs.Add(1)
-			if _, err := srv.Do("DEL", theLock); err != nil {
-				t.Fatal(err)
-			}
+			do(t, srv, "DEL", theLock)
 		}
 	}
 	cancel()
@@ -259,9 +241,7 @@ func (s *suite) foreignGap(t *testing.T) {
 func subscribers(t testing.TB, srv *server.Server) int {
 	t.Helper()
 	list, err := srv.Do("CLIENT", "LIST")
-	if err != nil {
-		t.Fatal(err)
-	}
+	drivertest.Must(t, err)
 	n := 0
 	for line := range strings.Lines(fmt.Sprint(list)) {
 		if strings.Contains(line, " sub=") && !strings.Contains(line, " sub=0 ") {
@@ -350,9 +330,7 @@ func (s *suite) queue(t testing.TB, srv *server.Server, addrs ...string) []*wait
 func queueOf(t testing.TB, srv *server.Server) []string {
 	t.Helper()
 	reply, err := srv.Do("ZRANGE", theQueue, "0", "-1")
-	if err != nil {
-		t.Fatal(err)
-	}
+	drivertest.Must(t, err)
 	places := []string{}
 	for _, p := range reply.([]any) {
 		if !strings.HasSuffix(fmt.Sprint(p), ".0.0") { // a listener
@@ -409,9 +387,7 @@ func (s *suite) queueDead(t testing.TB) {
 	l := s.lock(t, s.open(t, s.url(srv.Addr(), "")), theLock, time.Minute)
 	ws := s.queue(t, srv, gone.Addr(), silent.Addr(), srv.Addr(), srv.Addr())
 	before := subscribers(t, srv)
-	if err := gone.Refuse(); err != nil {
-		t.Fatal(err)
-	}
+	drivertest.Must(t, gone.Refuse())
 	gone.CutAll()
 	eventually(t, func() error {
 		if subscribers(t, srv) == before {
@@ -434,9 +410,7 @@ func (s *suite) queueDead(t testing.TB) {
 	awake(t, ws[3].wake)
 	ws[2].leave()
 	ws[3].leave()
-	if err := gone.Restore(); err != nil {
-		t.Fatal(err)
-	}
+	drivertest.Must(t, gone.Restore())
 	silent.Resume()
 	for _, w := range ws {
 		w.leave()
@@ -489,9 +463,7 @@ func (s *suite) queueLeaves(t testing.TB) {
 	// This process has a place that no waiter knows, because its request was late. When the
 	// process is told, it passes the lock on.
 	id, _, _ := strings.Cut(ws[4].place, ".")
-	if _, err := srv.Do("SET", theLock, "redlock1:next|1|"+id+".99.30", "PX", "60000"); err != nil {
-		t.Fatal(err)
-	}
+	do(t, srv, "SET", theLock, "redlock1:next|1|"+id+".99.30", "PX", "60000")
 	if _, err := srv.Do("PUBLISH", "redlock1:free:"+id, "0 "+id+".99.30 "+theLock); err != nil {
 		t.Fatal(err)
 	}
@@ -525,9 +497,7 @@ func (s *suite) queueRefused(t *testing.T) {
 		}
 	}
 	c, err := dlock.New(b)
-	if err != nil {
-		t.Fatal(err)
-	}
+	drivertest.Must(t, err)
 	got := make(chan error, 1)
 	go func() {
 		next, err := c.Lock(t.Context(), theLock)

@@ -69,9 +69,7 @@ func (s *System) Single(t testing.TB) *server.Group {
 		if missing := (*server.MissingError)(nil); os.Getenv("CI") == "" && (errors.As(err, &missing) || errors.Is(err, server.ErrUnsupported)) {
 			t.Skip(err)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		drivertest.Must(t, err)
 		s.lone = g
 	}
 	return s.lone

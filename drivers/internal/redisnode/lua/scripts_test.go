@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver/quorum"
+	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/lua"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
@@ -189,9 +190,7 @@ func stateOf(lines string, texts map[string]string) (commands string, call []str
 func done(t *testing.T, s *server.Server, text string) string {
 	for {
 		reply, err := s.Do("EVAL", text, "0")
-		if err != nil {
-			t.Fatal(err)
-		}
+		drivertest.Must(t, err)
 		parts := append(reply.([]any), nil) // a reply of nil would not be there
 		if took := parts[0].(int64); took > 7000 {
 			continue // the machine paused, so times to live have passed
@@ -219,9 +218,7 @@ func done(t *testing.T, s *server.Server, text string) string {
 func TestScriptsDoWhatTheirHeadsSay(t *testing.T) {
 	const file = "testdata/scripts.txt"
 	content, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	drivertest.Must(t, err)
 	s := server.Redis(t)
 	if _, err := s.Do("SET", "k", "v", "NX", "GET"); err != nil {
 		t.Skipf("the table has the errors of Redis 7: %v", err)
@@ -240,8 +237,6 @@ func TestScriptsDoWhatTheirHeadsSay(t *testing.T) {
 		all = append(all, block)
 	}
 	if *update {
-		if err := os.WriteFile(file, []byte(strings.Join(all, "\n\n")+"\n"), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		drivertest.Must(t, os.WriteFile(file, []byte(strings.Join(all, "\n\n")+"\n"), 0o644))
 	}
 }
