@@ -41,8 +41,8 @@ func newClient(options valkey.ClientOption, network string, conns *resp.Conns) *
 	return c
 }
 
-// dial makes a connection that ends with the client: the library's own Close waits for
-// connections being made, and for answers.
+// dial makes a connection that ends with the client's, because the library's own Close waits for connections
+// being made, and for answers.
 func (c *client) dial(network, addr string, d *net.Dialer, t *tls.Config) (net.Conn, error) {
 	dial := d.DialContext
 	if t != nil {
@@ -52,37 +52,7 @@ func (c *client) dial(network, addr string, d *net.Dialer, t *tls.Config) (net.C
 	if err != nil {
 		return nil, err
 	}
-	return &mortal{c.conns.Check(conn), c, context.AfterFunc(c.life, func() { _ = conn.Close() })}, nil
-}
-
-// mortal is a connection that ends with its client.
-type mortal struct {
-	net.Conn
-	client *client
-	forget func() bool
-}
-
-func (m *mortal) Read(p []byte) (int, error) {
-	n, err := m.Conn.Read(p)
-	return n, m.cause(err)
-}
-
-func (m *mortal) Write(p []byte) (int, error) {
-	n, err := m.Conn.Write(p)
-	return n, m.cause(err)
-}
-
-// cause names why a connection was closed here.
-func (m *mortal) cause(err error) error {
-	if errors.Is(err, net.ErrClosed) && m.client.life.Err() != nil {
-		return driver.ErrClosed
-	}
-	return err
-}
-
-func (m *mortal) Close() error {
-	m.forget()
-	return m.Conn.Close()
+	return c.conns.Check(conn), nil
 }
 
 // get returns the library's client. Making one connects; an error says that nothing
@@ -294,6 +264,7 @@ func (c *client) Close() error {
 		return nil
 	}
 	c.end()
+	c.conns.Close()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.valkey != nil {

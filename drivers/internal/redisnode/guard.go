@@ -74,11 +74,7 @@ func (g *guard) of(q *quorum.Info) *quorum.Info {
 
 // check refuses requests that the guard cannot protect, before any I/O.
 func (g *guard) check(req *driver.Request) error {
-	q := g.of(req.Quorum)
-	switch {
-	case q == nil:
-		return nil
-	case g.cfg.Cluster:
+	if g.cfg.Cluster && g.of(req.Quorum) != nil {
 		return &driver.RefusedError{Reason: g.cfg.Addr + ": a Cluster cannot have a restart guard, since its shards restart one by one: restart_guard=off"}
 	}
 	return nil

@@ -28,8 +28,9 @@ var errProtocol = errors.New("the server does not answer in the protocol of Redi
 type Conns struct {
 	secrets [][]byte
 
-	mu  sync.Mutex
-	all map[*conn]struct{}
+	mu     sync.Mutex
+	all    map[*conn]struct{}
+	closed bool
 }
 
 // New returns no connections. Their error replies will not show these secrets, because a library may
@@ -50,6 +51,9 @@ func (cs *Conns) Check(c net.Conn) net.Conn {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	cs.all[checked] = struct{}{}
+	if cs.closed {
+		go c.Close() //nolint:errcheck // nothing was sent
+	}
 	if raw, ok := c.(syscall.Conn); ok { // a library looks whether the server has closed it
 		return &struct {
 			*conn
@@ -73,6 +77,16 @@ func (cs *Conns) Abandon(since time.Time) {
 	}
 	if first != nil {
 		_ = first.SetDeadline(time.Unix(1, 0))
+	}
+}
+
+// Close ends all connections, also those that are made later, and waits for none of them.
+func (cs *Conns) Close() {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	cs.closed = true
+	for c := range cs.all {
+		go c.Conn.Close() //nolint:errcheck // its calls end with an error
 	}
 }
 
