@@ -2,7 +2,6 @@ package redlock_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"regexp"
 	"strings"
@@ -106,24 +105,4 @@ func used(t *testing.T, s *server.Server) map[string]bool {
 		commands[m[1]] = true
 	}
 	return commands
-}
-
-// If scripts may not call INFO, the guard refuses with an error that names INFO; without the
-// guard the node votes.
-func TestWithoutINFOThereIsNoGuard(t *testing.T) {
-	t.Parallel()
-	c := &cluster{t: t}
-	s := server.Redis(t, server.WithUser("default off"), server.WithUser("app on >pw ~* &* +@all -info"))
-	open := func(guard string) driver.Backend {
-		b, err := resolving{}.Open(&driver.Config{DSN: strings.Join([]string{"redlock:" + s.URLFor("app", "pw"), calm, guard}, ",")})
-		drivertest.Must(t, err)
-		t.Cleanup(func() { _ = b.Close() })
-		return b
-	}
-	_, err := c.verdict(open("restart_guard=30s,bootstrap=true"), "k", 10*time.Second)
-	var refused *driver.RefusedError
-	if !errors.As(err, &refused) || refused.RetryAfter != 0 || !strings.Contains(err.Error(), "INFO") || !strings.Contains(err.Error(), "restart_guard=off") {
-		t.Errorf("with the guard: %v", err)
-	}
-	c.use(open(unguarded), "k", time.Minute)
 }

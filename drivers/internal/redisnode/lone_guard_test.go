@@ -76,15 +76,6 @@ func forEver(t testing.TB, err error, says ...string) {
 	}
 }
 
-func run(t testing.TB, srv *server.Server, args ...string) any {
-	t.Helper()
-	reply, err := srv.Do(args...)
-	if err != nil {
-		t.Fatalf("%v: %v", args, err)
-	}
-	return reply
-}
-
 // answered bids until the server answers: connections from before a restart may fail.
 func answered(t testing.TB, bid func() (driver.Lease, error)) error {
 	t.Helper()
@@ -118,7 +109,7 @@ func (s *suite) guardForgets(t *testing.T) {
 	if n := len(h.Of(quorum.NoticeBootstrapped, "votes at once")); n != 1 {
 		t.Errorf("%d notices say that it is new", n)
 	}
-	run(t, srv, "SAVE")
+	do(t, srv, "SAVE")
 	lost, err := s.bid(b, "lost")
 	drivertest.Must(t, err)
 	crash(t, srv)
