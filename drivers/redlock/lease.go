@@ -362,12 +362,12 @@ func (l *lease) perform(out *work) {
 func (g *nodeRequest) send() {
 	n, b := g.n, g.l.b
 	if (g.call == acquire || g.call == join) && n.tripped.Load() {
-		switch ok, probe := n.admit(); {
-		case !ok && len(b.nodes)-b.tripped().len() >= b.q:
+		switch {
+		case n.probes():
+			g.l.feed(event{kind: probed, node: n.index})
+		case len(b.nodes)-b.tripped().len() >= b.q:
 			g.end(result{err: errSkipped, answer: unasked})
 			return
-		case probe: // nobody waits for it
-			g.l.feed(event{kind: probed, node: n.index})
 		}
 	}
 	n.calls.Add()

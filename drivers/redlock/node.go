@@ -40,17 +40,15 @@ type node struct {
 	remembers bool         // terms are known
 
 	mu       sync.Mutex
-	timeouts int           // in a row
-	since    time.Time     // when the first of these timeouts came
-	probeAt  time.Time     // when an open breaker lets the next request through
-	pause    time.Duration // until the probe after that
+	timeouts int       // in a row
+	since    time.Time // when the first of these timeouts came
+	probeAt  time.Time // when an open breaker lets the next request through
 }
 
 const (
-	tripAfter   = 5 // this many timeouts in a row over this long open the breaker, because many requests end at once
-	tripTime    = 200 * time.Millisecond
-	firstProbe  = 500 * time.Millisecond
-	slowestTest = 8 * time.Second // the longest pause between probes
+	tripAfter  = 5 // this many timeouts in a row over this long open the breaker, because many requests end at once
+	tripTime   = 200 * time.Millisecond
+	probeEvery = time.Second // an open breaker lets a request through
 )
 
 // errSkipped is why a node is not asked.
@@ -88,39 +86,35 @@ func (n *node) nameless(err error) string {
 	return text
 }
 
-// admit says whether the node may be asked, and whether the request is a probe, for whose
-// answer no caller waits.
-func (n *node) admit() (ok, probe bool) {
-	if !n.tripped.Load() {
-		return true, false
-	}
+// probes reports whether a request to a node that is skipped is a probe, for whose answer no caller
+// waits.
+func (n *node) probes() bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	now := time.Now()
 	if now.Before(n.probeAt) {
-		return false, false
+		return false
 	}
-	n.probeAt = now.Add(n.pause)
-	return true, true
+	n.probeAt = now.Add(probeEvery)
+	return true
 }
 
 // report tells the breaker how a request ended.
 func (n *node) report(timedOut bool) {
 	n.mu.Lock()
-	was := n.tripped.Load()
-	if timedOut {
-		if n.timeouts == 0 {
-			n.since = time.Now()
-		}
-		n.timeouts++
-		if n.timeouts >= tripAfter && time.Since(n.since) >= tripTime {
-			n.trip()
-		}
+	now, was, is := time.Now(), n.tripped.Load(), false
+	if !timedOut {
+		n.timeouts = 0
 	} else {
-		n.timeouts, n.pause = 0, 0
-		n.tripped.Store(false)
+		if n.timeouts++; n.timeouts == 1 {
+			n.since = now
+		}
+		is = was || n.timeouts >= tripAfter && now.Sub(n.since) >= tripTime
 	}
-	is := n.tripped.Load()
+	if is && !was {
+		n.probeAt = now.Add(probeEvery)
+	}
+	n.tripped.Store(is)
 	n.mu.Unlock()
 	switch {
 	case is && !was:
@@ -128,15 +122,4 @@ func (n *node) report(timedOut bool) {
 	case was && !is:
 		n.notify(driver.Notice{Kind: quorum.NoticeNodeRestored, Node: n.name, Detail: "a probe succeeded: it is asked again"})
 	}
-}
-
-// trip opens the breaker, or keeps it open for longer. n.mu is held.
-func (n *node) trip() {
-	if !n.tripped.Load() {
-		n.pause = firstProbe
-		n.probeAt = time.Now().Add(n.pause)
-		n.tripped.Store(true)
-		return
-	}
-	n.pause = min(2*n.pause, slowestTest)
 }
