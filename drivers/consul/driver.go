@@ -66,7 +66,7 @@ func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	b.address, b.transport = u.String(), t
+	b.address, b.transport, b.now = u.String(), t, t.clock
 	return b, nil
 }
 
@@ -92,8 +92,9 @@ type Backend struct {
 	about     driver.Info
 	address   string
 	client    *api.Client
-	transport *transport    // nil: the caller's own client
-	seen      atomic.Uint64 // the highest index seen
+	transport *transport       // nil: the caller's own client
+	now       func() time.Time // the agent's time, or this machine's
+	seen      atomic.Uint64    // the highest index seen
 
 	calls base.Calls
 
@@ -129,7 +130,7 @@ func New(client *api.Client, o *Options) (*Backend, error) {
 			return nil, driver.Invalid("path", "must not have empty, '.', '..' or '.dlock' parts")
 		}
 	}
-	b := &Backend{opt: opt, client: client, address: "consul:" + opt.Path,
+	b := &Backend{opt: opt, client: client, address: "consul:" + opt.Path, now: time.Now,
 		about: driver.Info{
 			Name:     "consul",
 			Features: driver.FeatureFencing | driver.FeatureQueueing | driver.FeatureOrdered,

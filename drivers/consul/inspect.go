@@ -13,6 +13,9 @@ import (
 	"github.com/redlock-go/redlock/driver/base"
 )
 
+// mostQueue is how many waiters Lookup names.
+const mostQueue = 100
+
 // Lookup returns the holder of key, its waiters, and the first of them in order.
 func (b *Backend) Lookup(ctx context.Context, key string) (s *driver.State, err error) {
 	err = b.calls.Do(ctx, b.opt.CallTimeout, func(call *base.Call) error {
@@ -20,18 +23,14 @@ func (b *Backend) Lookup(ctx context.Context, key string) (s *driver.State, err 
 		if err != nil {
 			return err
 		}
-		entries := make([]base.Entry, 1+len(st.waiters))
-		for i, p := range st.waiters {
-			entries[1+i].Holder = holder(p)
+		s = &driver.State{Key: key, Waiters: len(st.waiters)}
+		for _, p := range st.waiters[:min(len(st.waiters), mostQueue)] {
+			s.Queue = append(s.Queue, driver.Holder{Owner: holder(p).Owner, Since: holder(p).Since})
 		}
 		if st.held() {
-			entries[0].Holder = holder(st.lock)
-		}
-		if s = base.QueueState(key, 0, entries); !st.held() {
-			s.Holders = nil
-			if len(st.waiters) > 0 {
-				s.ReservedFor = lookEvery
-			}
+			s.Holders = []driver.Holder{holder(st.lock)}
+		} else if len(st.waiters) > 0 {
+			s.ReservedFor = lookEvery
 		}
 		return nil
 	})

@@ -22,14 +22,6 @@ type tokenBase struct {
 // way then conflict, so it is not less.
 const lag = 200 * time.Millisecond
 
-// now is the agent's time, or this machine's.
-func (b *Backend) now() time.Time {
-	if b.transport != nil {
-		return b.transport.clock()
-	}
-	return time.Now()
-}
-
 // saw notes an index that a server answered with.
 func (b *Backend) saw(index uint64) {
 	for old := b.seen.Load(); index > old && !b.seen.CompareAndSwap(old, index); old = b.seen.Load() {
