@@ -3,7 +3,6 @@ package file
 import (
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"io"
 	"math/rand/v2"
 	"strings"
@@ -232,15 +231,4 @@ type countingDisk struct {
 func (d *countingDisk) Sync() error {
 	d.syncs++
 	return d.disk.Sync()
-}
-
-func TestAnotherLayoutIsRefused(t *testing.T) {
-	d := newDisk()
-	r := record{seq: 1, fence: 9, boot: "b", owner: "o/1", key: "k"}
-	line := strings.Replace(string(r.encode()[:len(r.encode())-len(" crc=00000000\n")]), layout, "dlock3", 1)
-	copy(d.cache[:], fmt.Sprintf("%s crc=%08x\n", line, crc32.ChecksumIEEE([]byte(line))))
-	_, err := issue(d, "b", 0, 1, time.Now())
-	if !errors.Is(refused(err, "gate"), driver.ErrRefused) || !strings.Contains(refused(err, "gate").Error(), "newer release") {
-		t.Errorf("got %v, want a refusal", refused(err, "gate"))
-	}
 }

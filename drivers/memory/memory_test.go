@@ -393,20 +393,6 @@ func TestCloseWakesAndEndsItsOwnWatchesAlone(t *testing.T) {
 	}
 }
 
-func TestAWatchTellsTheEndOfATTL(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := New()
-		acquire(t, b, request("k"))
-		watch, err := b.Watch(t.Context(), "k")
-		must(t, err)
-		time.Sleep(ttl)
-		synctest.Wait()
-		if len(watch) != 1 {
-			t.Error("no value")
-		}
-	})
-}
-
 func TestARenewedLeaseOfASessionHasNoEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := New(&Options{Info: driver.Info{Name: "sessions", Features: driver.FeatureSession | driver.FeatureFencing}})
