@@ -168,8 +168,8 @@ func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Leas
 	}
 	defer under.End()
 	a := &attempt{
-		call: &call{Call: under, b: b, ctx: under, slots: b.attempts, shares: req.Mode == driver.Shared}, name: []byte(b.opt.Prefix + req.Key), owner: []byte(req.Owner),
-		ttl: req.TTL, floor: int64(min(req.FenceFloor, driver.MaxFence)),
+		call: &call{Call: under, b: b, ctx: under, slots: b.attempts}, name: []byte(b.opt.Prefix + req.Key), owner: []byte(req.Owner),
+		shares: req.Mode == driver.Shared, ttl: req.TTL, floor: int64(min(req.FenceFloor, driver.MaxFence)),
 	}
 	if req.Tokens > 1 && !a.shares { // a power of two, for few texts of statements
 		a.tokens = 1 << (bits.Len32(req.Tokens) - 1)
@@ -187,6 +187,7 @@ func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Leas
 type attempt struct {
 	*call
 	name, owner []byte
+	shares      bool   // it is for the shared mode
 	tokens      uint32 // the length of the range; zero: one token
 	ttl         time.Duration
 	floor       int64
@@ -212,7 +213,7 @@ func (a *attempt) run() (_ driver.Lease, err error) {
 		return nil, err
 	}
 	if a.b.wasHeld(a.name) {
-		if r, err := a.lookSettled(a.name); err != nil || r.held() && !r.kept() && r.owner != string(a.owner) {
+		if r, err := a.settleRest(a.name); err != nil || r.held() && !r.kept() && r.owner != string(a.owner) {
 			if r.shared() { // and this writer, which has come before, waits
 				_, _ = a.exec(a.b.sql.close, a.name, micros(writerWaits), micros(writerWaits/2))
 			}
@@ -225,7 +226,7 @@ func (a *attempt) run() (_ driver.Lease, err error) {
 		if l != nil || err != nil {
 			return l, err
 		}
-		r, err := a.lookSettled(a.name)
+		r, err := a.settleRest(a.name)
 		if err != nil {
 			return nil, err
 		}

@@ -22,7 +22,6 @@ type call struct {
 	ctx      context.Context // of its statements
 	asked    bool            // the last statement had a connection: it may have reached the server
 	looks    bool            // it does not make the table
-	shares   bool            // it reads the column of readers, which a table may lack
 	slots    chan struct{}   // bounds its statements and others
 	repeated bool            // the last statement was repeated, and the first try may have taken effect
 }
@@ -228,34 +227,33 @@ func (r *row) heldError() error {
 	return err
 }
 
-// look asks for a key's row, with its readers if the call shares.
+// look asks for a key's row.
 func (c *call) look(name []byte) (r row, err error) {
 	var owner, readers []byte
 	var fence, granted, expires sql.NullInt64
 	var sent time.Time
-	text, into := c.b.sql.look, []any{&r.now, &owner, &fence, &granted, &expires}
-	if c.shares {
-		text, into = c.b.sql.lookShared, append(into, &readers)
-	}
-	q, args := c.b.dialect.bind(text, []any{name})
+	q, args := c.b.dialect.bind(c.b.sql.look, []any{name})
 	err = c.do(func(ctx context.Context, conn *sql.Conn) error {
 		sent = time.Now()
-		return conn.QueryRowContext(ctx, q, args...).Scan(into...)
+		return conn.QueryRowContext(ctx, q, args...).Scan(&r.now, &owner, &readers, &fence, &granted, &expires)
 	})
 	if err != nil {
 		return r, err
 	}
 	c.b.clock.learn(r.now, sent)
-	if owner, err = c.b.dialect.decode(owner); err != nil {
-		return r, err
-	}
-	r.name, r.exists, r.owner, r.fence = string(name), fence.Valid, string(owner), uint64(max(0, fence.Int64))
+	r.name, r.exists, r.fence = string(name), fence.Valid, uint64(max(0, fence.Int64))
 	r.granted, r.expires = granted.Int64, expires.Int64
-	if r.shared() {
-		readers, err = c.b.dialect.decode(readers)
+	return r, r.belongsTo(c.b.dialect, owner, readers)
+}
+
+// belongsTo sets the owner of a row, and its readers if they have the key, as they were sent.
+func (r *row) belongsTo(d Dialect, owner, readers []byte) error {
+	owner, err := d.decode(owner)
+	if r.owner = string(owner); err == nil && r.shared() {
+		readers, err = d.decode(readers)
 		r.column, r.readers = string(readers), readersIn(string(readers), r.now)
 	}
-	return r, err
+	return err
 }
 
 // notAfter returns the call's deadline by the server's clock.

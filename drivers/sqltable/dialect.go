@@ -58,9 +58,9 @@ const layout = "dlock1"
 // and the time when the next clean-up is due.
 type statements struct {
 	take, look, grow, renew, release, undo, takeAway string
-	hello, begin, due, old, raise, remove, list      string
+	begin, due, old, raise, remove, list             string
 
-	takeKept, lookShared, join, edit, settle, close string // see shared.go
+	takeKept, join, edit, settle, close string // see shared.go
 }
 
 // floorOf is the least value of a new token (driver.NextFence): the proposal $5, clamped to
@@ -83,8 +83,8 @@ var common = statements{
 	// take takes a key that has a row. $1 name, $2 owner, $3 microseconds, $4 not-after, $5 floor.
 	take: `UPDATE TABLE SET owner = $2, fence = TOKEN(GREATEST(fence + 1, ` + floorOf + `)), granted = NOW, expires = NOW + $3
 		WHERE name = $1 AND (owner = MARK OR expires <= NOW) AND NOW <= $4 AND fence < ` + maxFence,
-	// look reads a key's row after take: a row of nulls means that the key has no row.
-	look: `SELECT NOW, BYTES(k.owner), k.fence, k.granted, k.expires FROM (SELECT 1 AS one) AS o LEFT JOIN TABLE AS k ON k.name = $1`,
+	// look reads a key's row, or the mark: nulls mean that there is no row.
+	look: `SELECT NOW, BYTES(k.owner), BYTES(k.readers), k.fence, k.granted, k.expires FROM (SELECT 1 AS one) AS o LEFT JOIN TABLE AS k ON k.name = $1`,
 	// grow makes the row of a key without one, as held. It locks the mark, so that the mark is
 	// not raised meanwhile.
 	grow: `INSERT INTO TABLE (name, owner, fence, granted, expires)
@@ -98,8 +98,6 @@ var common = statements{
 	// $1 name, $2 token.
 	takeAway: `UPDATE TABLE SET owner = MARK, expires = NOW WHERE name = $1 AND fence = $2 AND owner > MARK AND expires > NOW`,
 
-	// hello is the first question: it reads the clock, and the mark if there is one.
-	hello: `SELECT NOW, BYTES(m.owner), m.fence FROM (SELECT 1 AS one) AS o LEFT JOIN TABLE AS m ON m.name = MARK`,
 	// begin makes the mark. $1 layout.
 	begin: `INSERT INTO TABLE (name, owner, fence, granted, expires) VALUES (MARK, $1, 0, 0, 0)`,
 	// due assigns the clean-up to one client for an interval. $1 layout, $2 microseconds.
@@ -113,7 +111,7 @@ var common = statements{
 	remove: `DELETE FROM TABLE WHERE expires < NOW - $1 AND fence <= $2 AND name IN (NAMES)`,
 	// list selects the held keys between two names, in order: after $1, at least $2, below $3,
 	// at most $4 of them.
-	list: `SELECT NOW, BYTES(name), BYTES(owner), fence, granted, expires FROM TABLE
+	list: `SELECT NOW, BYTES(name), BYTES(owner), BYTES(readers), fence, granted, expires FROM TABLE
 		WHERE name > $1 AND name >= $2 AND ($3 = MARK OR name < $3) AND owner > MARK AND expires > NOW ORDER BY name LIMIT $4`,
 
 	// join adds a reader. $1 name, $2 its entry up to the token, $3 its end, $4 not-after, $5 floor.
@@ -153,7 +151,6 @@ const (
 func (d Dialect) texts(table string, wait time.Duration) statements {
 	s := common
 	next := `GREATEST(l.fence + 1, ` + floorOf + `)` // a reader's token
-	s.lookShared = strings.Replace(s.look, " FROM", ", BYTES(k.readers) FROM", 1)
 	switch d {
 	case MySQL:
 		s.grow += ` LOCK IN SHARE MODE`
@@ -185,8 +182,8 @@ func (d Dialect) texts(table string, wait time.Duration) statements {
 		s.translate("ADDED", among+` || $2::bytea || convert_to(l.next::text, 'UTF8') || '|'::bytea`, "NEXT", "l.next",
 			"REPLACED", `overlay(l.readers placing $3::bytea from position($2::bytea in l.readers) for length($2::bytea))`, "HAS", `position($2::bytea in l.readers) > 0`)
 		s.translate("ONE_MARK", `(SELECT fence FROM TABLE WHERE name = MARK AND owner = `+d.literal([]byte(layout))+patient+` FOR SHARE) AS m`,
-			"TOKEN", "", "BYTES(m.owner)", "encode(m.owner, 'hex')", "BYTES(k.owner)", "encode(k.owner, 'hex')",
-			"BYTES(owner)", "encode(owner, 'hex')", "BYTES(name)", "encode(name, 'hex')", "BYTES(k.readers)", "encode(k.readers, 'hex')",
+			"TOKEN", "", "BYTES(k.owner)", "encode(k.owner, 'hex')",
+			"BYTES(owner)", "encode(owner, 'hex')", "BYTES(name)", "encode(name, 'hex')", "BYTES(readers)", "encode(readers, 'hex')", "BYTES(k.readers)", "encode(k.readers, 'hex')",
 			// Where the position of an argument does not show its type.
 			"$5 = 0", "$5::bigint = 0", "SELECT $1, $2,", "SELECT $1::bytea, $2::bytea,")
 	case SQLite:
@@ -212,8 +209,8 @@ func (d Dialect) texts(table string, wait time.Duration) statements {
 func (s *statements) translate(pairs ...string) {
 	for _, text := range []*string{
 		&s.take, &s.look, &s.grow, &s.renew, &s.release, &s.undo, &s.takeAway,
-		&s.hello, &s.begin, &s.due, &s.old, &s.raise, &s.remove, &s.list,
-		&s.takeKept, &s.lookShared, &s.join, &s.edit, &s.settle, &s.close,
+		&s.begin, &s.due, &s.old, &s.raise, &s.remove, &s.list,
+		&s.takeKept, &s.join, &s.edit, &s.settle, &s.close,
 	} {
 		for i := 0; i < len(pairs); i += 2 {
 			*text = strings.ReplaceAll(*text, pairs[i], pairs[i+1])
@@ -293,11 +290,6 @@ func (d Dialect) createTable(table string) string {
 		SQLite:   `(name blob NOT NULL PRIMARY KEY, owner blob NOT NULL, fence integer NOT NULL, granted integer NOT NULL, expires integer NOT NULL, readers blob) WITHOUT ROWID`,
 	}
 	return "CREATE TABLE IF NOT EXISTS " + d.quote(table) + " " + columns[d]
-}
-
-// addReaders adds the column of readers to a table of an earlier release.
-func (d Dialect) addReaders(table string) string {
-	return "ALTER TABLE " + d.quote(table) + " ADD COLUMN readers " + map[Dialect]string{MySQL: "mediumblob", Postgres: "bytea", SQLite: "blob"}[d]
 }
 
 // after returns the least name that is greater than all names that begin with prefix; empty if

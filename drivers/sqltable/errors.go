@@ -24,7 +24,6 @@ const (
 	again                 // it had no effect, and may succeed at once
 	duplicate             // the row exists already
 	missing               // the table is missing, or SQLite's file
-	columns               // a column is missing
 	never                 // it had no effect, and cannot succeed with the server's configuration
 	later                 // it had no effect, and may succeed later
 )
@@ -35,19 +34,17 @@ var kinds = map[Dialect]map[kind][]string{
 		again:     {"1213", "1020", "1205"}, // a deadlock; innodb_snapshot_isolation; the wait for a lock is over
 		duplicate: {"1062"},
 		missing:   {"1146"},
-		columns:   {"1054"},
 		// Connections, resources, a node of a cluster that is not ready, a server that is read-only.
 		later: {"1040", "1203", "1226", "1047", "1290", "1836"},
 		// Rights, logins, the name of the database, blocked hosts, passwords that are over, columns.
-		never: {"1044", "1045", "1049", "1046", "1129", "1130", "1142", "1143", "1698", "1792", "1820", "1862", "3159"},
+		never: {"1054", "1044", "1045", "1049", "1046", "1129", "1130", "1142", "1143", "1698", "1792", "1820", "1862", "3159"},
 	},
 	Postgres: {
 		again:     {"40001", "40P01", "55P03"},
 		duplicate: {"23505"},
 		missing:   {"42P01"},
-		columns:   {"42703"},
 		later:     {"53300", "57P03", "25006"},
-		never:     {"28P01", "28000", "3D000", "3F000", "42501", "42P10", "26000", "42P05"},
+		never:     {"42703", "28P01", "28000", "3D000", "3F000", "42501", "42P10", "26000", "42P05"},
 	},
 	SQLite: { // the lowest byte of its codes
 		again: {"5", "6"},
@@ -97,7 +94,7 @@ func (d Dialect) verdictOf(err error) (kind, string) {
 		if code == "1" && strings.Contains(err.Error(), "no such table") {
 			return missing, ""
 		} else if code == "1" && strings.Contains(err.Error(), "no such column") {
-			return columns, layoutDiffers
+			return never, layoutDiffers
 		} else if code == "1" && strings.Contains(err.Error(), "ON CONFLICT") {
 			return never, noKey
 		}
@@ -144,12 +141,6 @@ func (c *call) translate(k kind, reason string, err error) error {
 			what.what = "file " + file.Path
 		}
 		return &driver.RefusedError{Reason: fmt.Sprintf("%s: there is no %s; an administrator must run: %s", b.info.Name, what.what, b.SetupSQL("")), Err: what}
-	case columns:
-		if c.shares {
-			no.Err = &missingError{"column readers in the table " + b.opt.Table}
-			no.Reason = fmt.Sprintf("%s: the table %s has no column for readers: an administrator must run: %s", b.info.Name, b.opt.Table, b.dialect.addReaders(b.opt.Table))
-		}
-		return no
 	case never:
 		return no
 	case later:

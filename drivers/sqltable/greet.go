@@ -67,30 +67,19 @@ func (b *Backend) forget() {
 	b.greeted = time.Time{}
 }
 
-// hello reads the clock and the mark, and makes the mark if there is none.
+// hello reads the mark, and makes it if there is none.
 func (c *call) hello() error {
 	for range 2 {
-		var now int64
-		var found []byte
-		var fence sql.NullInt64
-		var sent time.Time
-		err := c.do(func(ctx context.Context, conn *sql.Conn) error {
-			sent = time.Now()
-			return conn.QueryRowContext(ctx, c.b.sql.hello).Scan(&now, &found, &fence)
-		})
+		mark, err := c.look([]byte{})
 		if err != nil {
 			return err
 		}
-		c.b.clock.learn(now, sent)
-		if found, err = c.b.dialect.decode(found); err != nil {
-			return err
-		}
 		switch {
-		case string(found) == layout && fence.Int64 >= driver.MaxFence:
+		case mark.owner == layout && mark.fence >= driver.MaxFence:
 			return &driver.RefusedError{Reason: c.b.info.Name + ": the fencing tokens of the table " + c.b.opt.Table + " are at their end: name another table"}
-		case string(found) == layout:
+		case mark.owner == layout:
 			return nil
-		case found != nil:
+		case mark.exists:
 			return &driver.RefusedError{Reason: c.b.info.Name + ": the table " + c.b.opt.Table + " has the layout of another release: upgrade, or name another table"}
 		}
 		if err := c.ensure(c.b.sql.begin, []byte(layout)); err != nil {
@@ -169,15 +158,10 @@ func (b *Backend) SetupSQL(role string) string {
 	return s
 }
 
-// Setup makes the table, and the file of a sqlite: URL, if it is not there, and adds the column of
-// readers to a table of an earlier release. It needs the right to create tables, which nothing
-// else of a backend does.
+// Setup makes the table, and the file of a sqlite: URL, if it is not there. It needs the right to
+// create tables, which nothing else of a backend does.
 func (b *Backend) Setup(ctx context.Context) error {
-	return b.calls.Do(ctx, 10*b.opt.CallTimeout, func(call *base.Call) error {
-		c := b.newCall(call)
-		c.shares = true
-		return c.setup()
-	})
+	return b.calls.Do(ctx, 10*b.opt.CallTimeout, func(call *base.Call) error { return b.newCall(call).setup() })
 }
 
 func (c *call) setup() error {
@@ -185,17 +169,7 @@ func (c *call) setup() error {
 	err := c.ensure(c.b.dialect.createTable(c.b.opt.Table))
 	var refused *driver.RefusedError
 	if err == nil || c.hello() == nil { // two made it at the same time
-		if !c.shares {
-			return nil
-		}
-		if _, err = c.look([]byte{}); err == nil {
-			return nil
-		}
-		add := c.ensure(c.b.dialect.addReaders(c.b.opt.Table))
-		if _, err = c.look([]byte{}); add == nil || err == nil {
-			return err
-		}
-		return add
+		return nil
 	}
 	if errors.As(err, &refused) {
 		refused.Reason += "; an administrator must run: " + c.b.SetupSQL("")

@@ -30,7 +30,7 @@ func (b *Backend) Lookup(ctx context.Context, key string) (*driver.State, error)
 	}
 	var r row
 	err := b.inspect(ctx, func(c *call) (err error) {
-		r, err = c.lookAll([]byte(b.opt.Prefix + key))
+		r, err = c.look([]byte(b.opt.Prefix + key))
 		return err
 	})
 	if _, ok := b.toMake(err); ok {
@@ -40,17 +40,6 @@ func (b *Backend) Lookup(ctx context.Context, key string) (*driver.State, error)
 		return nil, err
 	}
 	return r.state(key), nil
-}
-
-// lookAll is look, with the readers if there are any.
-func (c *call) lookAll(name []byte) (row, error) {
-	r, err := c.look(name)
-	if err == nil && r.shared() { // so the table has the column
-		c.shares = true
-		r, err = c.look(name)
-		c.shares = false
-	}
-	return r, err
 }
 
 func (r *row) state(key string) *driver.State {
@@ -87,29 +76,21 @@ func (b *Backend) List(ctx context.Context, prefix string, yield func(*driver.St
 		err := b.inspect(ctx, func(c *call) error {
 			rows = nil
 			return c.query(b.sql.list, []any{last, []byte(whole), after(whole), int64(page)}, func(s *sql.Rows) error {
-				var name, owner []byte
+				var name, owner, readers []byte
 				var fence int64
 				r := row{exists: true}
-				err := s.Scan(&r.now, &name, &owner, &fence, &r.granted, &r.expires)
+				err := s.Scan(&r.now, &name, &owner, &readers, &fence, &r.granted, &r.expires)
 				if err == nil {
 					name, err = b.dialect.decode(name)
 				}
 				if err == nil {
-					owner, err = b.dialect.decode(owner)
+					err = r.belongsTo(b.dialect, owner, readers)
 				}
-				r.name, r.owner, r.fence = string(name), string(owner), uint64(max(0, fence))
+				r.name, r.fence = string(name), uint64(max(0, fence))
 				rows = append(rows, r)
 				return err
 			})
 		})
-		for i := range rows {
-			if err == nil && rows[i].shared() {
-				err = b.inspect(ctx, func(c *call) (err error) {
-					rows[i], err = c.lookAll([]byte(rows[i].name))
-					return err
-				})
-			}
-		}
 		if _, ok := b.toMake(err); ok {
 			return nil
 		}

@@ -221,7 +221,6 @@ func TestDialects(t *testing.T) {
 				{"urls", urls, nil},
 				{"loss", loss, onMySQL},
 				{"lone user", loneUser, nil},
-				{"table of an earlier release", earlierTable, nil},
 				{"readers are seen", readersAreSeen, nil},
 				{"a writer waits", aWriterWaits, nil},
 				{"writers are served", writersAreServed, nil},

@@ -13,8 +13,7 @@ import (
 )
 
 // While readers hold a key, the owner in its row is this text, and the row's end is the latest of
-// theirs. So every statement for an exclusive lock is the same as without readers, also that of a
-// release that knows none. The readers are in a column of their own, which counts only with this
+// theirs. So every statement for an exclusive lock is the same as without readers. The readers are in a column of their own, which counts only with this
 // owner, and granted is the time until which no further reader is let in, because a writer waits.
 //
 // Each operation remains one statement that commits by itself: no client can die in the middle of a
@@ -88,12 +87,7 @@ func (a *attempt) share() (driver.Lease, error) {
 	a.start = time.Now()
 	for round := 0; ; round++ {
 		r, err := a.settleRest(a.name)
-		switch _, missing := a.b.toMake(err); {
-		case missing && round == 0:
-			if err := a.setup(); err != nil {
-				return nil, err
-			}
-			continue
+		switch {
 		case err != nil:
 			return nil, err
 		case r.reader(a.owner, 0) != nil: // of a statement that the client repeated
@@ -127,7 +121,6 @@ func (a *attempt) share() (driver.Lease, error) {
 // extend renews a reader.
 func (l *lease) extend(call *base.Call, r *driver.Renewal) (driver.Grant, error) {
 	c := l.b.newCall(call)
-	c.shares = true
 	for {
 		if err := c.Over(); err != nil {
 			return driver.Grant{}, err
@@ -175,7 +168,6 @@ func (l *lease) leave(call *base.Call) error {
 
 // part takes a key from the reader with this owner, or this token, or returns ErrLost.
 func (c *call) part(name, owner []byte, fence int64) error {
-	c.shares = true
 	sure := true // false: a statement that takes the reader away may have taken effect
 	for {
 		r, err := c.look(name)
@@ -209,8 +201,8 @@ func (c *call) part(name, owner []byte, fence int64) error {
 	}
 }
 
-// settleRest lowers the end of a key after a reader has gone, or has renewed with a shorter TTL, and
-// returns the key's row. If it fails, or if others change the readers all the time, the next writer that
+// settleRest returns a key's row. If readers have the key it first lowers its end to theirs: one of them
+// may have gone, or have renewed with a shorter TTL. If it fails, or if others change the readers all the time, the next writer that
 // asks does it.
 func (c *call) settleRest(name []byte) (r row, err error) {
 	for range 3 {
@@ -220,17 +212,6 @@ func (c *call) settleRest(name []byte) (r row, err error) {
 		if _, err = c.settle(&r, nil); err != nil {
 			break
 		}
-	}
-	return r, err
-}
-
-// lookSettled is look for a writer. If readers have the key, it first lowers its end to theirs.
-func (c *call) lookSettled(name []byte) (row, error) {
-	r, err := c.look(name)
-	if err == nil && r.shared() { // so the table has the column
-		c.shares = true
-		r, err = c.settleRest(name)
-		c.shares = false
 	}
 	return r, err
 }

@@ -358,8 +358,11 @@ func oddTables(t *testing.T, p *place) {
 		return err
 	}
 	name := map[sqltable.Dialect]string{sqltable.MySQL: "varbinary(512)", sqltable.Postgres: "bytea", sqltable.SQLite: "blob"}[p.dialect]
-	columns := "(name " + name + " NOT NULL, owner " + name + " NOT NULL, fence bigint NOT NULL, granted bigint NOT NULL, expires bigint NOT NULL)"
-	p.do(t, "CREATE TABLE "+p.table+" "+columns)
+	columns := "name " + name + " NOT NULL, owner " + name + " NOT NULL, fence bigint NOT NULL, granted bigint NOT NULL, expires bigint NOT NULL"
+	p.do(t, "CREATE TABLE "+p.table+" ("+columns+", PRIMARY KEY (name))")
+	refusal(t, acquire(p.db), true, "other columns")
+	p.do(t, "DROP TABLE "+p.table)
+	p.do(t, "CREATE TABLE "+p.table+" ("+columns+", readers "+name+")")
 	refusal(t, acquire(p.db), true, "primary key")
 	if p.dialect != sqltable.MySQL {
 		return
