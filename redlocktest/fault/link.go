@@ -89,7 +89,7 @@ func (l *link) dial() (net.Conn, error) {
 		return nil, nil
 	}
 	var d net.Dialer
-	c, err := d.DialContext(l.ctx, "tcp", l.proxy.target)
+	c, err := d.DialContext(l.ctx, "tcp", l.proxy.server())
 	if err != nil {
 		return nil, err
 	}

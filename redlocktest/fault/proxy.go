@@ -33,15 +33,15 @@ func (d Direction) String() string {
 // safe for concurrent use; none waits for the network. It never delays the making of a
 // connection, which the kernel does.
 type Proxy struct {
-	target string
-	port   *port.Port // reserved even while it refuses; nil once it is closed
-	addr   string
+	port *port.Port // reserved even while it refuses; nil once it is closed
+	addr string
 
 	stats   [2]atomic.Int64 // bytes forwarded, by direction
 	conns   atomic.Int64
 	running sync.WaitGroup
 
 	mu         sync.Mutex
+	target     string
 	listener   net.Listener // nil while it refuses
 	links      map[*link]bool
 	conditions [2]conditions
@@ -304,6 +304,21 @@ func (p *Proxy) serve(c net.Conn) {
 	p.links[l] = true
 	p.running.Add(1)
 	go l.run()
+}
+
+// Point lets new connections go to another server, "host:port". Those that stand stay, as with the
+// address of a managed service that fails over.
+func (p *Proxy) Point(target string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.target = target
+}
+
+// server returns where new connections go.
+func (p *Proxy) server() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.target
 }
 
 // forget drops a link that has ended.

@@ -4,15 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/drivers/internal/drivertest"
+	"github.com/redlock-go/redlock/redlocktest/fault"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
@@ -45,11 +44,11 @@ func (s *suite) deployments() map[string]func(*testing.T) *deployment {
 // no lease with time left is lost.
 func (s *suite) failovers(t *testing.T) {
 	for name, deploy := range s.deployments() {
-		for fault, begin := range faults {
-			if testing.Short() && (fault != "flip" || name != "one address") { // nor the start of many servers
+		for how, begin := range faults {
+			if testing.Short() && (how != "flip" || name != "one address") { // nor the start of many servers
 				continue
 			}
-			t.Run(name+", "+fault, func(t *testing.T) {
+			t.Run(name+", "+how, func(t *testing.T) {
 				t.Parallel()
 				s.failover(t, deploy(t), begin)
 			})
@@ -87,7 +86,7 @@ func (s *suite) failover(t *testing.T, d *deployment, begin func(*deployment) er
 		}()
 		return done
 	}
-	fault := time.Now()
+	failed := time.Now()
 	granted := soonest(func() (string, error) {
 		l, err := b.Acquire(ctx, s.ask(d.key+fmt.Sprint(s.owner.Add(1)), ttl))
 		if err != nil {
@@ -124,7 +123,7 @@ func (s *suite) failover(t *testing.T, d *deployment, begin func(*deployment) er
 		}
 	}
 	first, kept := after("granted", granted), after("renewed", renewed)
-	t.Logf("the next primary serves after %v; a lock is granted %v and a lease renewed %v after that", served.Sub(fault).Round(time.Millisecond), first, kept)
+	t.Logf("the next primary serves after %v; a lock is granted %v and a lease renewed %v after that", served.Sub(failed).Round(time.Millisecond), first, kept)
 	if first > ttl || kept > ttl {
 		t.Errorf("the next primary serves, and for longer than a TTL it grants nothing (%v) or renews nothing (%v)", first, kept)
 	}
@@ -257,14 +256,14 @@ func (s *suite) byAddress(t *testing.T) *deployment {
 		}
 		return nil
 	})
-	a := newAddress(t, old.Addr())
+	a := fault.NewProxy(t, old.Addr())
 	promote := func() error {
 		_, err := replica.Do("REPLICAOF", "NO", "ONE")
-		a.point(replica.Addr())
+		a.Point(replica.Addr())
 		return err
 	}
 	return &deployment{
-		dsn: a.listener.Addr().String() + "?", key: "k", primary: old,
+		dsn: a.Addr() + "?", key: "k", primary: old,
 		promote: func() error { // the manager of the address must notice first
 			<-time.After(2 * time.Second)
 			return promote()
@@ -279,52 +278,4 @@ func (s *suite) byAddress(t *testing.T) *deployment {
 		},
 		next: func(context.Context) (*server.Server, error) { return replica, nil },
 	}
-}
-
-// An address forwards connections to a server. When it is pointed at another server, existing
-// connections stay with the old one.
-type address struct {
-	listener net.Listener
-	mu       sync.Mutex
-	target   string
-}
-
-func newAddress(t *testing.T, target string) *address {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	drivertest.Must(t, err)
-	t.Cleanup(func() { _ = l.Close() })
-	a := &address{listener: l, target: target}
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go a.pass(c)
-		}
-	}()
-	return a
-}
-
-func (a *address) point(target string) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.target = target
-}
-
-func (a *address) pass(c net.Conn) {
-	defer func() { _ = c.Close() }()
-	a.mu.Lock()
-	target := a.target
-	a.mu.Unlock()
-	to, err := net.Dial("tcp", target)
-	if err != nil {
-		return
-	}
-	defer func() { _ = to.Close() }()
-	go func() {
-		_, _ = io.Copy(to, c)
-		_ = to.Close()
-	}()
-	_, _ = io.Copy(c, to)
 }
