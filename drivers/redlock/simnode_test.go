@@ -310,33 +310,6 @@ func (n *simNode) shakeArgs(p *simProcess, op simOp, q *quorum.Info) simShake {
 	return h
 }
 
-// shook notes the answer to a handshake with p. If mark is set, the marker must be loaded next;
-// otherwise now is the process that answered. The marker is set before the node votes for the
-// first time, so that it never counts as new after it was emptied.
-func (n *simNode) shook(p *simProcess, r simReply) (now *simProcess, mark bool, err error) {
-	now = n.serves(r.server)
-	switch {
-	case r.code == simOtherQuorum:
-		return nil, false, &driver.RefusedError{Reason: fmt.Sprintf("it is a node of a quorum of %d", r.terms.N)}
-	case now != p:
-	case r.code == simUnknown:
-		return nil, false, refusedByGuard(r)
-	case r.code == simOtherTerms:
-		n.adopt(p, r.terms)
-	case r.code == simDone:
-		return now, true, nil
-	}
-	return now, false, nil
-}
-
-// ready notes that the scripts of p may be called, after this answer to its handshake.
-func (n *simNode) ready(p *simProcess, r simReply) {
-	n.adopt(p, r.terms)
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	p.ready = true
-}
-
 // handshake makes a handshake, and waits for its answer.
 func (n *simNode) handshake(ctx context.Context, p *simProcess, h simShake) (*simProcess, simCode, error) {
 	h.load = !n.s.broken.apart
@@ -348,14 +321,25 @@ func (n *simNode) handshake(ctx context.Context, p *simProcess, h simShake) (*si
 	if r.err != nil {
 		return nil, 0, r.err
 	}
-	now, mark, err := n.shook(p, r)
-	if mark {
+	now := n.serves(r.server)
+	switch {
+	case r.code == simOtherQuorum:
+		return nil, r.code, &driver.RefusedError{Reason: fmt.Sprintf("it is a node of a quorum of %d", r.terms.N)}
+	case now != p:
+	case r.code == simUnknown:
+		return nil, r.code, refusedByGuard(r)
+	case r.code == simOtherTerms:
+		n.adopt(p, r.terms)
+	case r.code == simDone: // the marker is there before the first vote, so that an emptied node never counts as new
 		if err := n.call(ctx, func() simReply { n.s.mark(); return simReply{} }).err; err != nil {
 			return nil, 0, err
 		}
-		n.ready(p, r)
+		n.adopt(p, r.terms)
+		n.mu.Lock()
+		p.ready = true
+		n.mu.Unlock()
 	}
-	return now, r.code, err
+	return now, r.code, nil
 }
 
 // Bootstrap models Bootstrap of redisnode's Node.
