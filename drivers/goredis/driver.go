@@ -2,7 +2,6 @@ package goredis
 
 import (
 	"context"
-	"crypto/tls"
 	"net"
 	"time"
 
@@ -40,7 +39,9 @@ func open(t *redisurl.Target, conns *resp.Conns) redis.UniversalClient {
 		Username: t.User, Password: t.Password, DB: t.DB, TLSConfig: t.TLS,
 		Protocol: 2, MaxRetries: -1, ContextTimeoutEnabled: true, DisableIdentity: true,
 		DialTimeout: t.DialTimeout, ReadTimeout: t.CallTimeout, WriteTimeout: t.CallTimeout,
-		PoolSize: t.PoolSize, Dialer: dial(t, conns),
+		PoolSize: t.PoolSize, Dialer: func(ctx context.Context, network, addr string) (net.Conn, error) {
+			return conns.Dial(ctx, &net.Dialer{Timeout: t.DialTimeout, KeepAlive: 5 * time.Minute}, t.TLS, network, addr)
+		},
 	}
 	switch t.Topology {
 	case redisurl.Sentinel:
@@ -51,20 +52,4 @@ func open(t *redisurl.Target, conns *resp.Conns) redis.UniversalClient {
 	single := o.Simple()
 	single.Network = t.Network
 	return redis.NewClient(single)
-}
-
-// dial returns a function that makes connections, whose replies are checked.
-func dial(t *redisurl.Target, conns *resp.Conns) func(context.Context, string, string) (net.Conn, error) {
-	return func(ctx context.Context, network, addr string) (conn net.Conn, err error) {
-		d := &net.Dialer{Timeout: t.DialTimeout, KeepAlive: 5 * time.Minute}
-		if t.TLS != nil {
-			conn, err = (&tls.Dialer{NetDialer: d, Config: t.TLS}).DialContext(ctx, network, addr)
-		} else {
-			conn, err = d.DialContext(ctx, network, addr)
-		}
-		if err != nil {
-			return nil, err
-		}
-		return conns.Check(conn), nil
-	}
 }

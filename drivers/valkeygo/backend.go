@@ -12,7 +12,6 @@ import (
 	"github.com/valkey-io/valkey-go"
 
 	"github.com/redlock-go/redlock/driver"
-	"github.com/redlock-go/redlock/driver/quorum"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode"
 )
 
@@ -60,13 +59,7 @@ type Backend struct{ *redisnode.Node }
 // asks so: it calls the methods Acquire, Renew and Release of such a type for every request.
 func (b *Backend) Starts(other driver.Backend) bool { return other == driver.Backend(b) }
 
-var (
-	_ driver.Backend   = (*Backend)(nil)
-	_ driver.Watcher   = (*Backend)(nil)
-	_ driver.Inspector = (*Backend)(nil)
-	_ driver.Admin     = (*Backend)(nil)
-	_ quorum.Admin     = (*Backend)(nil)
-)
+var _ driver.Backend = (*Backend)(nil)
 
 // New returns a backend on the application's own client, which it never closes. The client's
 // retries are harmless: one attempt may run a script twice. The client gets no deadlines,

@@ -37,22 +37,12 @@ var _ redisnode.Client = (*client)(nil)
 func newClient(options valkey.ClientOption, network string, conns *resp.Conns) *client {
 	c := &client{own: true, options: options, conns: conns}
 	c.life, c.end = context.WithCancel(context.Background())
-	c.options.DialFn = func(addr string, d *net.Dialer, t *tls.Config) (net.Conn, error) { return c.dial(network, addr, d, t) }
+	// Connections end with this client, because the library's own Close waits for those that are being made,
+	// and for answers.
+	c.options.DialFn = func(addr string, d *net.Dialer, t *tls.Config) (net.Conn, error) {
+		return conns.Dial(c.life, d, t, network, addr)
+	}
 	return c
-}
-
-// dial makes a connection that ends with the client's, because the library's own Close waits for connections
-// being made, and for answers.
-func (c *client) dial(network, addr string, d *net.Dialer, t *tls.Config) (net.Conn, error) {
-	dial := d.DialContext
-	if t != nil {
-		dial = (&tls.Dialer{NetDialer: d, Config: t}).DialContext
-	}
-	conn, err := dial(c.life, network, addr)
-	if err != nil {
-		return nil, err
-	}
-	return c.conns.Check(conn), nil
 }
 
 // get returns the library's client. Making one connects; an error says that nothing

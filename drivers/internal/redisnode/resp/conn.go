@@ -4,6 +4,8 @@ package resp
 
 import (
 	"bytes"
+	"context"
+	"crypto/tls"
 	"errors"
 	"math"
 	"net"
@@ -43,6 +45,19 @@ func New(secrets ...string) *Conns {
 		}
 	}
 	return cs
+}
+
+// Dial makes a connection, with TLS unless t is nil, that is checked.
+func (cs *Conns) Dial(ctx context.Context, d *net.Dialer, t *tls.Config, network, addr string) (net.Conn, error) {
+	dial := d.DialContext
+	if t != nil {
+		dial = (&tls.Dialer{NetDialer: d, Config: t}).DialContext
+	}
+	c, err := dial(ctx, network, addr)
+	if err != nil {
+		return nil, err
+	}
+	return cs.Check(c), nil
 }
 
 // Check returns a connection whose Read fails before it returns a reply that a library cannot read.
