@@ -11,15 +11,8 @@ func (b *Backend) SetClock(ahead time.Duration) {
 	b.now = func() time.Time { return time.Now().Add(ahead) }
 }
 
-// FaultsOf returns the codes of the faults that a version of etcd has.
-func FaultsOf(version string) (codes []string) {
-	for _, f := range faults {
-		if f.in(version) {
-			codes = append(codes, f.code)
-		}
-	}
-	return codes
-}
+// EndsRenewedLeases tells whether a version of etcd has that fault.
+func EndsRenewedLeases(version string) bool { return endsRenewedLeases(version) }
 
 // Lease returns the etcd lease that b's next locks of a minute use.
 func (b *Backend) Lease() clientv3.LeaseID {

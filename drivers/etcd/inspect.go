@@ -186,10 +186,8 @@ func (b *Backend) checkMember(ctx context.Context, c *clientv3.Client, endpoint 
 		found.Add("member-unreachable", driver.SeverityWarning, "start the member, or remove it from the URL", "the member does not answer: %s", strings.ReplaceAll(err.Error(), "\n", "; "))
 		return
 	}
-	for _, f := range faults {
-		if f.in(s.Version) {
-			found.Add(f.code, f.severity, "upgrade to "+strings.Join(f.fixed, ", ")+" or newer", "in this version %s", f.says).Measured = s.Version
-		}
+	if endsRenewedLeases(s.Version) {
+		found.Add("version-old", driver.SeverityUnsafe, "upgrade to 3.4.31, 3.5.13, 3.6.0 or newer", "in this version a leader that was stopped and replaced may end leases that its successor has renewed").Measured = s.Version
 	}
 	if s.Leader == 0 {
 		found.Add("no-leader", driver.SeverityWarning, "check that a majority of the members runs, and that they can reach each other", "the member knows no leader")
@@ -200,41 +198,11 @@ func (b *Backend) checkMember(ctx context.Context, c *clientv3.Client, endpoint 
 	}
 }
 
-// A versionFault is a fault of some releases of etcd.
-type versionFault struct {
-	code     string
-	severity driver.Severity
-	says     string
-	since    int      // the first patch release of 3.4 that has it; older minor versions have it if this is zero
-	fixed    []string // the first release of each minor version that does not have it
-}
-
-// faults are etcd's issues 15247 and 20418.
-var faults = []versionFault{
-	{"version-old", driver.SeverityUnsafe, "a leader that was stopped and replaced may end leases that its successor has renewed",
-		0, []string{"3.4.31", "3.5.13", "3.6.0"}},
-	{"version-stale-reads", driver.SeverityWarning, "a member that was stopped may answer reads from old data: status may be wrong",
-		20, []string{"3.4.42", "3.5.28", "3.6.9"}},
-}
-
-// in reports whether a version has the fault.
-func (f *versionFault) in(version string) bool {
-	minor, patch, ok := release(version)
-	if !ok {
-		return false
-	}
-	for _, fixed := range f.fixed {
-		if m, p, _ := release(fixed); m == minor {
-			return patch < p && (minor > 4 || patch >= f.since)
-		}
-	}
-	return minor < 4 && f.since == 0
-}
-
-// release returns the numbers of a release 3.minor.patch.
-func release(version string) (minor, patch int, ok bool) {
+// endsRenewedLeases reports whether a release has the fault of etcd's issue 15247.
+func endsRenewedLeases(version string) bool {
+	var minor, patch int
 	n, _ := fmt.Sscanf(version, "3.%d.%d", &minor, &patch)
-	return minor, patch, n == 2
+	return n == 2 && (minor < 4 || minor == 4 && patch < 31 || minor == 5 && patch < 13)
 }
 
 func (b *Backend) checkCluster(ctx context.Context, c *clientv3.Client, found *base.Findings) {
