@@ -580,7 +580,7 @@ func mostPause(took time.Duration, round int8) time.Duration {
 
 // drained reports whether every node that answers has released a split vote.
 func (b *bid) drained() bool {
-	return b.which(func(g *part) bool { return g.call != idle && !g.suspect && !g.stale }) == 0
+	return b.which(func(g *part) bool { return (g.call == release || g.awaited) && !g.suspect && !g.stale }) == 0
 }
 
 // nextRound bids again. Nodes that have not answered count as suspect for the rest of this request.

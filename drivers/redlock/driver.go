@@ -377,10 +377,14 @@ func (b *Backend) begin(ctx context.Context) error {
 }
 
 // tripped returns the nodes that are skipped.
-func (b *Backend) tripped() set {
-	var s set
+func (b *Backend) tripped() set { return b.which(func(n *node) bool { return n.tripped.Load() }) }
+
+// late returns the nodes whose last request timed out.
+func (b *Backend) late() set { return b.which(func(n *node) bool { return n.late.Load() }) }
+
+func (b *Backend) which(is func(*node) bool) (s set) {
 	for i, n := range b.nodes {
-		if n.tripped.Load() {
+		if is(n) {
 			s.add(i)
 		}
 	}

@@ -358,16 +358,19 @@ func (l *lease) perform(out *work) {
 }
 
 // send starts the call. A call that its node cannot start has a goroutine. The breaker of a node
-// that keeps timing out refuses votes, unless the other nodes are no majority.
+// that keeps timing out refuses votes, and nobody waits for one that timed out, unless the other
+// nodes are no majority: a split vote that waits holds up others.
 func (g *nodeRequest) send() {
 	n, b := g.n, g.l.b
-	if (g.call == acquire || g.call == join) && n.tripped.Load() {
-		switch {
-		case n.probes():
+	if (g.call == acquire || g.call == join) && n.late.Load() {
+		switch tripped := n.tripped.Load(); {
+		case tripped && !n.probes():
+			if len(b.nodes)-b.tripped().len() >= b.q {
+				g.end(result{err: errSkipped, answer: unasked})
+				return
+			}
+		case tripped, len(b.nodes)-b.late().len() >= b.q:
 			g.l.feed(event{kind: probed, node: n.index})
-		case len(b.nodes)-b.tripped().len() >= b.q:
-			g.end(result{err: errSkipped, answer: unasked})
-			return
 		}
 	}
 	n.calls.Add()

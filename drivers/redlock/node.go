@@ -31,6 +31,7 @@ type node struct {
 	server    atomic.Pointer[string]      // the server process that answered last
 	skewed    atomic.Bool                 // its clock disagreed when it last counted
 	tripped   atomic.Bool                 // the breaker is open
+	late      atomic.Bool                 // its last request timed out
 
 	clockMu   sync.Mutex
 	clock     reading // of its last answer
@@ -101,6 +102,7 @@ func (n *node) probes() bool {
 
 // report tells the breaker how a request ended.
 func (n *node) report(timedOut bool) {
+	n.late.Store(timedOut)
 	n.mu.Lock()
 	now, was, is := time.Now(), n.tripped.Load(), false
 	if !timedOut {

@@ -388,6 +388,37 @@ func TestReadersRefuseAWriterAtOnceBesideANodeThatHangs(t *testing.T) {
 	})
 }
 
+// A bid that shares the nodes with a rival holds up others. So it does not wait for a node whose last answer did not come.
+func TestASplitVoteDoesNotWaitForANodeThatHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		servers, nodes := simNodes(make([]network, 5)...)
+		b := opened(t, nodes, &Options{Guard: -1})
+		servers[4].pause(time.Minute)
+		l, err := b.Acquire(t.Context(), request1("k", "one", time.Minute))
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(10 * time.Second)
+		if err := l.Release(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		for _, n := range b.nodes[:2] {
+			rival := request1("k", "rival", time.Minute)
+			rival.Quorum = b.quorum(n, b.clock.Now(), 0)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			if _, err := n.backend.Acquire(ctx, rival); err != nil {
+				t.Fatal(err)
+			}
+		}
+		start := time.Now()
+		_, err = b.Acquire(t.Context(), request1("k", "one", time.Minute))
+		if took := time.Since(start); err == nil || took > 100*time.Millisecond {
+			t.Errorf("after %v: %v", took, err)
+		}
+	})
+}
+
 // If the nodes granted different tokens, only the lease's own token breaks it.
 func TestBreakTakesTheLeasesTokenAndNotANodes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
