@@ -491,7 +491,12 @@ func (g *nodeRequest) learn(r *result, timeout time.Duration) reading {
 	if r.lease != nil {
 		r.grant = r.lease.Grant()
 	}
-	n.report(r.answer == silence && r.received.Sub(g.sent.at) >= timeout*3/4)
+	// The node's own call timeout may be shorter. A caller's deadline that is shorter tells nothing of the node.
+	ended := r.answer == silence && errors.Is(r.err, context.DeadlineExceeded)
+	late := r.answer == silence && r.received.Sub(g.sent.at) >= timeout*3/4 || ended && g.term.Err() == nil
+	if late || !ended {
+		n.report(late)
+	}
 	if g.call == release {
 		return reading{}
 	}

@@ -329,10 +329,20 @@ func TestClocksThatDisagreeDoNotCount(t *testing.T) {
 	})
 }
 
+// hasty is a node with a call timeout of its own.
+type hasty struct{ *simNode }
+
+func (n hasty) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
+	ctx, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
+	defer cancel()
+	return n.simNode.Acquire(ctx, r)
+}
+
 // A node that keeps timing out is skipped until a probe succeeds; notices report both.
 func TestANodeThatTimesOutIsSkippedAndRestored(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		servers, nodes := simNodes(make([]network, 3)...)
+		nodes[1] = hasty{nodes[1].(*simNode)}
 		var mu sync.Mutex
 		var notices []string
 		b := opened(t, nodes, &Options{Guard: -1, Notify: func(e driver.Notice) {
