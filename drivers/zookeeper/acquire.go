@@ -188,7 +188,7 @@ func (a *attempt) inspect(ctx context.Context, wait, current bool) (queue, error
 		case current:
 			return queue{}, a.held(ctx, &known.entries[0])
 		}
-		if _, err := a.s.again(ctx, of(opSync, a.dir)); err != nil { // the asked member may be behind
+		if err := a.s.catchUp(ctx, a.dir); err != nil {
 			return queue{}, err
 		}
 		current = true

@@ -28,14 +28,13 @@ func (b *Backend) inspect(ctx context.Context, f func(context.Context, *session)
 	})
 }
 
-// Lookup returns the holders of key, and the number of its waiters. A leader that has lost its
-// majority answers until it notices that; what it says is then as old as the loss.
+// Lookup returns the holders of key, and the number of its waiters.
 func (b *Backend) Lookup(ctx context.Context, key string) (state *driver.State, err error) {
 	err = b.inspect(ctx, func(ctx context.Context, s *session) error {
 		if err := b.look(ctx, s); err != nil {
 			return err
 		}
-		if _, err := s.again(ctx, of(opSync, b.Path(key))); err != nil { // the member may be behind
+		if err := s.catchUp(ctx, b.Path(key)); err != nil {
 			return err
 		}
 		state, _, err = b.state(ctx, s, key)
@@ -142,7 +141,7 @@ func (b *Backend) Break(ctx context.Context, key string, h driver.Holder) error 
 
 // holder returns the entry of the holder with this token.
 func (b *Backend) holder(ctx context.Context, s *session, key string, fence uint64) (string, error) {
-	if _, err := s.again(ctx, of(opSync, b.Path(key))); err != nil {
+	if err := s.catchUp(ctx, b.Path(key)); err != nil {
 		return "", err
 	}
 	state, nodes, err := b.state(ctx, s, key)

@@ -15,7 +15,6 @@ const (
 	opDelete    = 2
 	opGet       = 4
 	opSet       = 5
-	opSync      = 9
 	opChildren  = 12
 	opCheck     = 13
 	opMulti     = 14

@@ -108,8 +108,10 @@ func RunMinority(t *testing.T, minority, majority driver.Backend, key string, tt
 	const long = 10 * time.Minute
 	brief, kept := Grant(t, minority, NewRequest(key, ttl)), Grant(t, minority, NewRequest(key+"/kept", long))
 	Must(t, cut())
-	if l, err := minority.Acquire(t.Context(), NewRequest(key+"/free", ttl)); Verdict(err) != "unknown" {
-		t.Errorf("Acquire by a minority: %v, %v", l, err)
+	for _, of := range []string{"/kept", "/free"} {
+		if l, err := minority.Acquire(t.Context(), NewRequest(key+of, ttl)); Verdict(err) != "unknown" {
+			t.Errorf("Acquire of %s by a minority: %v, %v", of, l, err)
+		}
 	}
 	if _, err := kept.Renew(t.Context(), &driver.Renewal{TTL: long}); Verdict(err) != "unknown" {
 		t.Errorf("Renew by a minority: %v", err)
