@@ -18,6 +18,8 @@ backend of it:
 	pgtable://          sqltable/pgtable   PostgreSQL 14 or newer, also behind PgBouncer
 	sqlite:             sqltable/sqlite    SQLite 3.35 or newer
 
+The tests run on MariaDB, and not on MySQL.
+
 # The table
 
 One row is one key: its name in bytes, its owner, its fencing token, since when and until when it
