@@ -46,10 +46,12 @@ type nodeRequest struct {
 	l       *lease
 	n       *node
 	call    call
+	jumps   int32 // clock.Jumps when it was sent
 	req     driver.Request
 	renewal *driver.Renewal
-	sent    moment          // when it was sent
-	term    context.Context // until the call ends
+	sent    boot.Instant
+	until   boot.Instant    // when the call ends
+	term    context.Context // with this deadline
 	lease   driver.Lease
 	held    *driver.HeldError
 	latency time.Duration // of the last vote or renewal
@@ -270,7 +272,7 @@ func (l *lease) prepare(g *nodeRequest, out *actions, now boot.Instant) {
 	if later := until.Sub(l.until); l.term == nil || later < 0 || later > l.bid.timeout/8 {
 		l.until, l.term = until, async.Until(l.ctx, l.b.clock.Time(until))
 	}
-	g.term = l.term
+	g.until, g.term = l.until, l.term
 	l.fill(g, out, now)
 }
 
@@ -374,7 +376,8 @@ func (g *nodeRequest) send() {
 		}
 	}
 	n.calls.Add()
-	g.sent = b.now()
+	now := b.now()
+	g.sent, g.jumps = now.at, int32(now.jumps)
 	if !g.start() {
 		go g.run()
 	}
@@ -401,8 +404,7 @@ func (g *nodeRequest) start() bool {
 
 // run makes the call, and waits for its end.
 func (g *nodeRequest) run() {
-	end, _ := g.term.Deadline()
-	ctx, cancel := context.WithDeadline(g.l.ctx, end)
+	ctx, cancel := context.WithDeadline(g.l.ctx, g.l.b.clock.Time(g.until))
 	defer cancel()
 	var r result
 	switch g.call {
@@ -493,7 +495,7 @@ func (g *nodeRequest) learn(r *result, timeout time.Duration) reading {
 	}
 	// The node's own call timeout may be shorter. A caller's deadline that is shorter tells nothing of the node.
 	ended := r.answer == silence && errors.Is(r.err, context.DeadlineExceeded)
-	late := r.answer == silence && r.received.Sub(g.sent.at) >= timeout*3/4 || ended && g.term.Err() == nil
+	late := r.answer == silence && r.received.Sub(g.sent) >= timeout*3/4 || ended && g.term.Err() == nil
 	if late || !ended {
 		n.report(late)
 	}
@@ -501,14 +503,15 @@ func (g *nodeRequest) learn(r *result, timeout time.Duration) reading {
 		return reading{}
 	}
 	b.identify(n, r.grant.Server)
-	clock := b.read(r.grant.Clock, r.grant.Terms, g.sent, r.received)
-	b.learn(n, clock, r.grant.Terms, g.sent.jumps)
+	sent := moment{g.sent, int64(g.jumps)}
+	clock := b.read(r.grant.Clock, r.grant.Terms, sent, r.received)
+	b.learn(n, clock, r.grant.Terms, sent.jumps)
 	return clock
 }
 
 // note stores an answer, and completes its event for the bid. l.mu is held.
 func (g *nodeRequest) note(r *result, e *event) {
-	took := r.received.Sub(g.sent.at)
+	took := r.received.Sub(g.sent)
 	if r.answer == unasked {
 		took = 0
 	}

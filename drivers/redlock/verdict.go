@@ -280,10 +280,8 @@ func (l *lease) verdict(verdict error, now boot.Instant) *quorum.Error {
 // answer.
 func (l *lease) cause(i int, now boot.Instant) error {
 	g := &l.requests[i]
-	if part := &l.bid.parts[i]; g.err == nil && part.call != idle && part.awaited {
-		if end, _ := g.term.Deadline(); !l.b.clock.Time(now).Before(end) {
-			return fmt.Errorf("no answer within %v", now.Sub(g.sent.at).Round(time.Millisecond))
-		}
+	if part := &l.bid.parts[i]; g.err == nil && part.call != idle && part.awaited && now >= g.until {
+		return fmt.Errorf("no answer within %v", now.Sub(g.sent).Round(time.Millisecond))
 	}
 	return g.err
 }
