@@ -195,7 +195,7 @@ func (w *waiter) hear(r record) {
 
 // wait takes a place in the queue, and makes an attempt whenever it may be its turn.
 func (l *lease) wait(call *base.Call, last *driver.HeldError) error {
-	b, k := l.b, l.k
+	b, k, mine := l.b, l.k, l.owner
 	w := &waiter{id: b.id + "." + strconv.FormatUint(b.number.Add(1), 10), check: make(chan time.Duration, 1)}
 	place := k.subject("w", l.lock) + "." + w.id
 	news, err := k.nc.Subscribe(k.news("k", l.lock), func(m *nats.Msg) { w.hear(parse(m.Header, m.Data)) })
@@ -235,7 +235,9 @@ func (l *lease) wait(call *base.Call, last *driver.HeldError) error {
 			l.place = w.id
 			return nil
 		case errors.As(err, &held):
-			last = held
+			if !strings.HasPrefix(held.Holder, mine) { // by an attempt without an answer
+				last = held
+			}
 		case errors.Is(err, driver.ErrRefused), b.gone(call, k): // nothing more is told of this bucket
 			return err
 		}

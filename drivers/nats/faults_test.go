@@ -3,6 +3,7 @@ package nats_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"sync/atomic"
 	"testing"
@@ -74,13 +75,18 @@ func TestALeaderThatWasCutOff(t *testing.T) {
 	}
 }
 
+// behindAProxy returns a backend that has the lock of k, and one behind a proxy.
+func behindAProxy(t *testing.T) (holder *nats.Backend, held driver.Lease, p *fault.Proxy, b *nats.Backend) {
+	g := server.NATS(t, 1)
+	holder = open(t, urlOf(g.Addrs()))
+	held = drivertest.Grant(t, holder, drivertest.NewRequest("k", time.Minute))
+	p = fault.NewProxy(t, g.Addrs()[0])
+	return holder, held, p, open(t, urlOf([]string{p.Addr()}))
+}
+
 // What undoes an attempt of a waiter leaves a later attempt of it alone.
 func TestUndoingAnAttemptOfAWaiter(t *testing.T) {
-	g := server.NATS(t, 1)
-	holder := open(t, urlOf(g.Addrs()))
-	held := drivertest.Grant(t, holder, drivertest.NewRequest("k", time.Minute))
-	p := fault.NewProxy(t, g.Addrs()[0])
-	b := open(t, urlOf([]string{p.Addr()}))
+	holder, held, p, b := behindAProxy(t)
 	proceed := b.HoldUndo()
 	granted := drivertest.Waiter(t, b, drivertest.NewRequest("k", time.Minute))
 	drivertest.AwaitWaiters(t, holder, "k", 1)
@@ -102,6 +108,37 @@ func TestUndoingAnAttemptOfAWaiter(t *testing.T) {
 	must(t, err)
 	if len(s.Holders) != 1 || s.Holders[0].Fence != l.Grant().Fence {
 		t.Errorf("the lease with token %d lost its lock: %+v", l.Grant().Fence, s)
+	}
+}
+
+// A waiter that gives up does not hear that it has the lock itself, by an attempt without an answer.
+func TestAWaiterIsNotItsOwnHolder(t *testing.T) {
+	holder, held, p, b := behindAProxy(t)
+	proceed := b.HoldUndo()
+	defer close(proceed)
+	ctx, giveUp := context.WithCancel(t.Context())
+	req := drivertest.NewRequest("k", time.Minute)
+	req.Wait = true
+	failed := make(chan error)
+	go func() { _, err := b.Acquire(ctx, req); failed <- err }()
+	drivertest.AwaitWaiters(t, holder, "k", 1)
+	var taken, looks atomic.Int64
+	looked := make(chan struct{})
+	p.Judge(fault.ToServer, func(_ int64, chunk []byte) (int, fault.Action) {
+		switch {
+		case bytes.Contains(chunk, []byte(`{"owner":`)) && taken.CompareAndSwap(0, 1):
+			return len(chunk), fault.Cut
+		case taken.Load() > 0 && bytes.Contains(chunk, []byte("STREAM.MSG.GET")) && looks.Add(1) == 2:
+			close(looked)
+		}
+		return len(chunk), fault.Pass
+	})
+	drivertest.Release(t, held)
+	<-looked // and so had the answer of the look before
+	giveUp()
+	var by *driver.HeldError
+	if err := <-failed; errors.As(err, &by) && by.Holder == req.Owner {
+		t.Errorf("it is refused for itself: %v", err)
 	}
 }
 
