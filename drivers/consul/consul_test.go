@@ -518,15 +518,15 @@ func TestALeaderThatDoesNotKnowTheSession(t *testing.T) {
 	b, err := consul.New(c, &consul.Options{Path: t.Name(), CallTimeout: 5 * time.Second})
 	must(t, err)
 	defer b.Close() //nolint:errcheck // of a test
-	req := drivertest.NewRequest("k", 10*time.Second)
+	req := drivertest.NewRequest("k", 30*time.Second)
 	req.Wait = true
-	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Second) // the session lives for longer
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Second) // the session lives for longer
 	defer cancel()
 	l, err := b.Acquire(ctx, req)
 	must(t, err)
 	denied.Store(false)
-	time.Sleep(600 * time.Millisecond) // a renewal within a twentieth of the TTL asks for none
-	drivertest.Renew(t, l, 10*time.Second)
+	time.Sleep(1600 * time.Millisecond) // a renewal within a twentieth of the TTL asks for none
+	drivertest.Renew(t, l, 30*time.Second)
 	if !denied.Load() {
 		t.Error("nothing asked for the session")
 	}
