@@ -150,11 +150,16 @@ func (l *logged) Printf(_ context.Context, format string, v ...any) {
 	fmt.Fprintf(l, format+"\n", v...)
 }
 
-// TestConformance runs the suite. On each server it has a process of its own, because it takes the
-// goroutines of other tests for leaks.
+// TestConformance runs the suite, with -short over go-redis alone. On each server it has a process of its
+// own, because it takes the goroutines of other tests for leaks.
 func TestConformance(t *testing.T) {
 	t.Parallel()
-	eachSuite(t, func(t *testing.T, s *suite) { ownprocess.Run(t, s.conformance) })
+	eachSuite(t, func(t *testing.T, s *suite) {
+		if testing.Short() && s.Scheme == "valkey" {
+			t.Skip("short: one library is enough")
+		}
+		ownprocess.Run(t, s.conformance)
+	})
 }
 
 // TestDriver runs all other tests: on each server first those that must run alone, then the rest in
