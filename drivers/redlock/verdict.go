@@ -281,7 +281,7 @@ func (l *lease) verdict(verdict error, now boot.Instant) *quorum.Error {
 func (l *lease) cause(i int, now boot.Instant) error {
 	g := &l.requests[i]
 	if part := &l.bid.parts[i]; g.err == nil && part.call != idle && part.awaited && now >= g.until {
-		return fmt.Errorf("no answer within %v", now.Sub(g.sent).Round(time.Millisecond))
+		return fmt.Errorf("no answer within %v", now.Sub(max(l.bid.start, l.bid.asked)).Round(time.Millisecond))
 	}
 	return g.err
 }
