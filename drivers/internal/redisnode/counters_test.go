@@ -2,6 +2,7 @@ package redisnode_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync"
@@ -68,9 +69,19 @@ func (s *suite) countersEnd(t *testing.T) {
 		}
 		return nil
 	})
+	reader := drivertest.Grant(t, b, s.reads("read"))
 	drivertest.Must(t, srv.SetClock(4*time.Minute))
 	if second := use("ends"); second <= first {
 		t.Fatalf("token %d follows %d, whose counter has ended", second, first)
+	}
+	drivertest.Renew(t, reader, time.Minute)
+	var held *driver.HeldError
+	if _, err := b.Acquire(context.Background(), s.ask("read", time.Minute)); !errors.As(err, &held) || held.Mode != driver.Shared {
+		t.Errorf("beside a reader, after the clock fell: %v", err)
+	}
+	unlock(t, reader)
+	if token := use("read"); token <= reader.Grant().Fence {
+		t.Errorf("a writer's token %d follows a reader's %d", token, reader.Grant().Fence)
 	}
 
 	// The clock goes ahead and back, the server restarts with its memory, and counters expire

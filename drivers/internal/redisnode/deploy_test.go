@@ -70,8 +70,9 @@ func (s *suite) waitReplicas(t *testing.T) {
 		l, err = b.Acquire(context.Background(), s.ask("k", time.Minute))
 		return err
 	})
-	if got, err := replica.Do("GET", "k"); err != nil || got == nil {
-		t.Errorf("the replica has %v, %v", got, err)
+	reader := drivertest.Grant(t, b, s.reads("readers"))
+	if n, err := replica.Do("EXISTS", "k", "readers", "redlock1:readers:{readers}"); err != nil || n != int64(3) {
+		t.Errorf("the replica has %v of a lock, and the mark and the set of a reader: %v", n, err)
 	}
 	if _, err := l.Renew(context.Background(), &driver.Renewal{TTL: time.Minute}); err != nil {
 		t.Errorf("Renew: %v", err)
@@ -86,7 +87,11 @@ func (s *suite) waitReplicas(t *testing.T) {
 			tries := 0
 			err := answered(t, func() (driver.Lease, error) {
 				tries++
-				return b.Acquire(context.Background(), s.ask(fmt.Sprintf("n%d/%d", i, tries), time.Minute))
+				req := s.reads(fmt.Sprintf("n%d/%d", i, tries))
+				if i > 0 {
+					req.Mode = driver.Exclusive
+				}
+				return b.Acquire(context.Background(), req)
 			})
 			var refused *driver.RefusedError
 			if !errors.As(err, &refused) || refused.RetryAfter == 0 || !strings.Contains(err.Error(), "0 of 1 replicas") {
@@ -96,6 +101,7 @@ func (s *suite) waitReplicas(t *testing.T) {
 	}
 	wg.Wait()
 	unlock(t, l)
+	unlock(t, reader)
 	noLocks(t, srv)
 	drivertest.Must(t, replica.Resume())
 }

@@ -63,6 +63,7 @@ func (s *suite) failover(t *testing.T, d *deployment, begin func(*deployment) er
 	s.warm(t, b)
 	const ttl = 20 * time.Second
 	held := s.lock(t, b, d.key, ttl)
+	reader := drivertest.Grant(t, b, s.reads(d.key+"read"))
 	eventually(t, func() error { // its replicas have the lock, like any lock that is not brand new
 		return followed(d.primary)
 	})
@@ -127,6 +128,16 @@ func (s *suite) failover(t *testing.T, d *deployment, begin func(*deployment) er
 	if first > ttl || kept > ttl {
 		t.Errorf("the next primary serves, and for longer than a TTL it grants nothing (%v) or renews nothing (%v)", first, kept)
 	}
+	eventually(t, func() error { // it has the reader, too, or says that it is lost
+		_, err := reader.Renew(ctx, &driver.Renewal{TTL: time.Minute})
+		if !errors.Is(err, driver.ErrLost) {
+			return err
+		}
+		if left := time.Until(reader.Grant().Expires); left > 0 {
+			t.Errorf("the reader is lost %v before its end", left)
+		}
+		return nil
+	})
 }
 
 // followed returns an error until all replicas of a primary have its writes.
