@@ -155,7 +155,7 @@ func (a *attempt) clean(ctx context.Context) error {
 	if a.w == nil && a.doubt == nil {
 		return nil
 	}
-	if a.doubt != nil {
+	if a.doubt != nil && !a.b.changed(a.doubt) {
 		_, err := a.b.commit(ctx, a.doubt.value+1, a.b.setBase(a.doubt, a.doubt.value+1))
 		if err != nil && !errors.Is(err, errConflict) {
 			return err // a conflict: it has changed

@@ -74,6 +74,13 @@ func (b *Backend) change(ctx context.Context, ops func(base uint64) []*api.KVTxn
 	return done, old, err
 }
 
+// changed reports whether the base is certainly another one by now: after an outage one change undoes
+// what many attempts left.
+func (b *Backend) changed(old *tokenBase) bool {
+	x := b.base.Load()
+	return x != nil && x.index > old.index
+}
+
 // setBase stores a base if the expected one is there.
 func (b *Backend) setBase(old *tokenBase, value uint64) *api.KVTxnOp {
 	return &api.KVTxnOp{Verb: api.KVCAS, Key: b.baseKey(), Index: old.index, Value: []byte(layout + " " + strconv.FormatUint(value, 10))}
