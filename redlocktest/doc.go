@@ -33,7 +33,7 @@
 //	}
 //
 //	func harness(t *testing.T) redlocktest.Harness {
-//		s := server.Command(t, []string{"redis-server", "--port", "{port}", "--dir", "{data}", "--appendonly", "yes"}, nil)
+//		s := server.Command(t, []string{"redis-server", "--port", "{port}", "--dir", "{data}", "--appendonly", "yes", "--appendfsync", "always"}, nil)
 //		h := fault.Harness(s.Addr(), func(addr string) (driver.Backend, error) { return mydriver.New(addr) })
 //		h.Grace = 20 * time.Millisecond // the server keeps a lock so much longer than its TTL
 //		h.Process = func() (*redlocktest.Client, error) { return redlocktest.StartClient(s.Addr()) }

@@ -215,7 +215,7 @@ func TestPostgresAndOtherDriversAreMeasured(t *testing.T) {
 	t.Parallel()
 	postgres := "postgres://" + server.Superuser + "@" + server.Postgres(t).Addr() + "/postgres?sslmode=disable"
 	for url, want := range map[string][]string{
-		postgres: {"× a round trip", "Left behind: no lock; ", "Servers: PostgreSQL"},
+		postgres: {"× a round trip", "Left behind: no lock that this program knows of", "Servers: PostgreSQL"},
 		"valkey://" + server.Valkey(t).Addr() + "?prefix=app:":              {"× a round trip", "Left behind: nothing: ", "Servers: valkey"},
 		strings.Replace(postgres, "postgres:", "pgtable:", 1) + "&setup=on": {"× a lookup", "Left behind: no lock; "},
 		"file://" + t.TempDir(): {"Your file", "Left behind: no lock"},

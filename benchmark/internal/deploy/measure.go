@@ -364,7 +364,7 @@ func (r *run) leftOf(ctx context.Context, t *target) string {
 		err = inspector.List(ctx, "", func(*driver.State) bool { held++; return true })
 	}
 	switch {
-	case errors.Is(err, errors.ErrUnsupported):
+	case errors.Is(err, errors.ErrUnsupported), errors.Is(err, driver.ErrInvalid): // PostgreSQL stores no names
 		return "no lock that this program knows of, and what else the driver keeps for its keys"
 	case err != nil:
 		return "not known: " + clean(err).Error()

@@ -24,7 +24,7 @@ func TestMain(m *testing.M) {
 
 // harness is that of the page "Test your driver in twenty lines".
 func harness(t *testing.T, mistake string) redlocktest.Harness {
-	s := server.Command(t, []string{"redis-server", "--port", "{port}", "--dir", "{data}", "--appendonly", "yes"}, nil)
+	s := server.Command(t, []string{"redis-server", "--port", "{port}", "--dir", "{data}", "--appendonly", "yes", "--appendfsync", "always"}, nil)
 	h := fault.Harness(s.Addr(), func(addr string) (driver.Backend, error) { return open(addr, mistake), nil })
 	h.Process = func() (*redlocktest.Client, error) { return redlocktest.StartClient(s.Addr() + "|" + mistake) }
 	h.Faults.Kill, h.Faults.Restart = s.Kill, s.StartAgain
