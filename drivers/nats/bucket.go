@@ -122,12 +122,20 @@ func (b *Backend) find(ctx context.Context, nc *nats.Conn) (*bucket, error) {
 	if err != nil {
 		return nil, b.explain(err)
 	}
-	info := s.CachedInfo()
+	took, info := time.Since(sent), s.CachedInfo()
 	if err := check(&info.Config); err != nil {
 		return nil, err
 	}
 	k := &bucket{nc: nc, js: js, s: s, root: b.opt.Bucket + "." + info.Config.Metadata[metaEpoch] + ".", base: uint64(info.Created.UnixMicro()), seen: sent, replicas: info.Config.Replicas}
-	k.at = info.TimeStamp.Add(-time.Since(sent) / 2)
+	k.at = info.TimeStamp.Add(-took / 2)
+	// The server's clock is known to half of a round trip. The first one may have waited for the connection.
+	for tries := 0; took > 10*time.Millisecond && tries < 2; tries++ {
+		sent := time.Now()
+		info, err := s.Info(ctx)
+		if again := time.Since(sent); err == nil && again < took {
+			took, k.seen, k.at = again, sent, info.TimeStamp.Add(-again/2)
+		}
+	}
 	return k, nil
 }
 

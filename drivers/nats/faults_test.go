@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -82,6 +83,30 @@ func behindAProxy(t *testing.T) (holder *nats.Backend, held driver.Lease, p *fau
 	held = drivertest.Grant(t, holder, drivertest.NewRequest("k", time.Minute))
 	p = fault.NewProxy(t, g.Addrs()[0])
 	return holder, held, p, open(t, urlOf([]string{p.Addr()}))
+}
+
+// A first answer that came late, as one that waited for the connection, tells nothing of the server's clock.
+func TestTheServersClockAfterALateAnswer(t *testing.T) {
+	t.Parallel()
+	const late = 4 * time.Second
+	g := server.NATS(t, 1)
+	drivertest.Grant(t, open(t, urlOf(g.Addrs())), drivertest.NewRequest("k", time.Minute))
+	p := fault.NewProxy(t, g.Addrs()[0])
+	var once sync.Once
+	p.Judge(fault.ToServer, func(_ int64, chunk []byte) (int, fault.Action) {
+		if bytes.Contains(chunk, []byte("STREAM.INFO")) {
+			once.Do(func() { <-time.After(late) })
+		}
+		return len(chunk), fault.Pass
+	})
+	_, err := acquire(t, open(t, urlOf([]string{p.Addr()})+"?call_timeout=1m"), "k")
+	var held *driver.HeldError
+	if !errors.As(err, &held) {
+		t.Fatal(err)
+	}
+	if ahead := time.Until(held.Clock); ahead > late/4 {
+		t.Errorf("the server's clock is ahead by %v", ahead)
+	}
 }
 
 // What undoes an attempt of a waiter leaves a later attempt of it alone.
