@@ -311,6 +311,7 @@ func (s *suite) conformance(t *testing.T) {
 	})
 	h.Driver, h.URL, h.Secret, h.Prefix, h.Grace = s.Driver, at(srv.Addr()), secret, prefix, grace
 	h.Notices = notices.All
+	h.Timeout = 5 * time.Minute // for a machine that is very busy
 	if testing.Short() {
 		h.TTL = 250 * time.Millisecond
 	}

@@ -119,13 +119,17 @@ func (s *suite) guardForgets(t *testing.T) {
 	// Renewals go on, because it has its memory.
 	if time.Now().Before(l.Grant().Expires) {
 		_, err := l.Renew(context.Background(), &driver.Renewal{TTL: 2 * time.Second})
-		if err != nil && time.Now().Before(l.Grant().Expires) {
+		if err != nil && drivertest.Verdict(err) != "unknown" && time.Now().Before(l.Grant().Expires) {
 			t.Errorf("a renewal in the quarantine: %v", err)
 		}
 	}
-	if _, err := lost.Renew(context.Background(), &driver.Renewal{TTL: 2 * time.Second}); !errors.Is(err, driver.ErrLost) {
-		t.Errorf("a renewal of a lock that the server has forgotten: %v", err)
-	}
+	eventually(t, func() error { // a busy machine may answer late
+		_, err := lost.Renew(context.Background(), &driver.Renewal{TTL: 2 * time.Second})
+		if !errors.Is(err, driver.ErrLost) {
+			return fmt.Errorf("a renewal of a lock that the server has forgotten: %w", err)
+		}
+		return nil
+	})
 	eventually(t, func() error {
 		l, err := s.bid(b, "lost")
 		if err == nil {

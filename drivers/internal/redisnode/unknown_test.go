@@ -30,7 +30,7 @@ func TestAnErrorThatNoRedisGivesIsAnUnknownOutcome(t *testing.T) {
 	t.Parallel()
 	s := server.Redis(t)
 	u := &upstream{wire: plain(t, s)}
-	n, err := New(Config{Client: u, Name: "redis", Addr: "server"})
+	n, err := New(Config{Client: u, Name: "redis", Addr: "server", CallTimeout: 10 * time.Second}) // however busy the machine is
 	drivertest.Must(t, err)
 	t.Cleanup(func() { _ = n.Close() })
 	ask := func(key string) (driver.Lease, error) {
