@@ -29,11 +29,9 @@ type attempt struct {
 	fence uint64
 	from  time.Time         // the lease counts from here
 	seen  *driver.HeldError // the holder that was seen last
-	// before is the last entry before our own that excludes it, as of the revision at. only says that no
-	// other one does.
+	// before is the last entry before our own that excludes it, as of the revision at.
 	before *mvccpb.KeyValue
 	at     int64
-	only   bool
 }
 
 // Acquire makes one attempt, or with req.Wait waits in the key's queue.
@@ -123,15 +121,15 @@ func (a *attempt) looks(before int64, more ...clientv3.OpOption) []clientv3.Op {
 	return append(ops, a.firsts(more...)...)
 }
 
-// hold notes the holder, from answers that begin with those to firsts, and returns its entry, nil if
-// there is none.
-func (a *attempt) hold(responses []*etcdserverpb.ResponseOp) *mvccpb.KeyValue {
+// hold notes the holder, from answers that begin with those to firsts, and reports whether there is one.
+func (a *attempt) hold(responses []*etcdserverpb.ResponseOp) bool {
 	first := pick(responses[:len(a.spans)], func(x, y *mvccpb.KeyValue) bool { return x.CreateRevision < y.CreateRevision })
-	if first != nil {
-		e, _ := a.b.parse(first)
-		a.seen = &driver.HeldError{Holder: e.owner}
+	if first == nil {
+		return false
 	}
-	return first
+	e, _ := a.b.parse(first)
+	a.seen = &driver.HeldError{Holder: e.owner}
+	return true
 }
 
 // look notes the last entry before our own, and the holder, from answers that begin with those to
@@ -141,8 +139,7 @@ func (a *attempt) look(responses []*etcdserverpb.ResponseOp, rev int64) (alone b
 	a.at = rev
 	a.before = pick(responses[:n], func(x, y *mvccpb.KeyValue) bool { return x.CreateRevision > y.CreateRevision })
 	if a.before != nil {
-		first := a.hold(responses[n:])
-		a.only = first != nil && first.CreateRevision == a.before.CreateRevision
+		a.hold(responses[n:])
 	}
 	return a.before == nil
 }
@@ -178,7 +175,7 @@ func (a *attempt) enter(ctx context.Context) (alone bool, err error) {
 		if own := looked[len(looked)-1].GetResponseRange().GetKvs(); len(own) > 0 {
 			return a.found(ctx, own[0])
 		}
-		if a.hold(looked) == nil {
+		if !a.hold(looked) {
 			err = errForm // all conditions are true
 		}
 	}
@@ -322,11 +319,9 @@ func (a *attempt) sleep(ctx context.Context) (alone bool, err error) {
 // moved looks at the queue after the entry before the attempt's own was removed, at a revision, and
 // reports whether the attempt has the lock now. It writes nothing: the attempt's lease is known to live,
 // since a.from, and entries before its own can only be removed, so what one member has stored is
-// enough, if it is not older than the removal. ok is false if that did not tell.
+// enough, if it is not older than the removal. The same transaction may have removed the attempt's own
+// entry: entries share a lease, which may be revoked. ok is false if that did not tell.
 func (a *attempt) moved(ctx context.Context, removed int64) (alone, ok bool) {
-	if a.only {
-		return true, true
-	}
 	ctx, cancel := context.WithTimeout(ctx, a.b.opt.CallTimeout)
 	defer cancel()
 	local := clientv3.WithSerializable()

@@ -598,6 +598,24 @@ func TestALeaseThatEndedEarlyCarriesNoLock(t *testing.T) {
 	}
 }
 
+// TestAHolderAndItsWaiterEndTogether: they are of one process and share a lease. The transaction that
+// removes the entry before the waiter's removes the waiter's, too.
+func TestAHolderAndItsWaiterEndTogether(t *testing.T) {
+	t.Parallel()
+	g := single(t)
+	a, other := open(t, patientURL(g, "/"+t.Name())), open(t, patientURL(g, "/"+t.Name()))
+	drivertest.Grant(t, a, drivertest.NewRequest("k", time.Minute))
+	granted := drivertest.Waiter(t, a, drivertest.NewRequest("k", time.Minute))
+	drivertest.AwaitWaiters(t, other, "k", 1)
+	_, err := client(t, g).Revoke(t.Context(), a.Lease())
+	must(t, err)
+	first := <-granted
+	if second, err := drivertest.Acquire(t, other, drivertest.NewRequest("k", time.Minute)); err == nil {
+		t.Errorf("two holders: %+v and %+v", first.Grant(), second.Grant())
+	}
+	drivertest.Release(t, first)
+}
+
 // TestALateWriteIsRefused: what a holder writes under IsOwner after its lock was lost changes
 // nothing, and the next holder's write stands.
 func TestALateWriteIsRefused(t *testing.T) {
