@@ -187,7 +187,7 @@ func (a *attempt) clean(ctx context.Context) error {
 func (a *attempt) wait(call *base.Call, last error) (l *lease, err error) {
 	var held *driver.HeldError
 	for err = last; err != nil; {
-		if errors.As(err, &held) {
+		if errors.As(err, &held) && held.Holder != lockDelay { // a queue is of a lock that somebody has
 			if err = a.enqueue(call); err == nil {
 				l, err = a.sleep(call)
 			}

@@ -151,7 +151,9 @@ func TestTheLockDelayOfOthers(t *testing.T) {
 	t.Parallel()
 	g, url := single(t)
 	var alone atomic.Bool
+	var requests atomic.Int64
 	c, err := api.NewClient(&api.Config{Address: g.Addrs()[0], HttpClient: &http.Client{Transport: roundTripper(func(r *http.Request) (*http.Response, error) {
+		requests.Add(1)
 		if strings.HasSuffix(r.URL.Path, "/txn") && alone.Load() && !strings.Contains(body(r), `"lock"`) {
 			return &http.Response{StatusCode: http.StatusInternalServerError, Header: http.Header{}, Body: io.NopCloser(strings.NewReader("No cluster leader"))}, nil
 		}
@@ -169,6 +171,17 @@ func TestTheLockDelayOfOthers(t *testing.T) {
 	must(t, err)
 	if _, err := drivertest.Acquire(t, b, drivertest.NewRequest("k", time.Minute)); drivertest.Verdict(err) != "held" {
 		t.Errorf("within the lock-delay: %v", err)
+	}
+	req := drivertest.NewRequest("k", time.Minute)
+	req.Wait = true
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	before := requests.Load()
+	if _, err := b.Acquire(ctx, req); drivertest.Verdict(err) != "held" {
+		t.Errorf("a waiter: %v", err)
+	}
+	if n := requests.Load() - before; n > 200 { // one try in 50 ms at most
+		t.Errorf("a waiter makes %d requests a second", n)
 	}
 	alone.Store(true)
 	if _, err := b.Acquire(t.Context(), drivertest.NewRequest("k", time.Minute)); drivertest.Verdict(err) != "unknown" {

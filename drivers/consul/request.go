@@ -109,6 +109,9 @@ func inDoubt(err error) bool {
 	return true
 }
 
+// lockDelay is the holder of a lock that another program's session left with a lock-delay.
+const lockDelay = "the lock-delay of a session that has ended"
+
 // unsent reports whether no server took the request.
 func unsent(err error) bool {
 	var dial *net.OpError
@@ -156,7 +159,7 @@ func explain(err error) error {
 	case says("invalid session"):
 		return errNoSession
 	case says("due to lock delay"):
-		return &driver.HeldError{Holder: "the lock-delay of a session that has ended"}
+		return &driver.HeldError{Holder: lockDelay}
 	case says("doesn't exist", " exists", "index is stale", "current modify index", "already held"):
 		return errConflict
 	}

@@ -85,10 +85,13 @@ func (l *lease) take(ctx context.Context, expected uint64) error {
 		l.b.calls.Undo(start.Add(2*l.ttl), func(call *base.Call) error {
 			return l.b.free(call, k, l.lock, func(r record) bool { return r.Owner == owner || r.seq == expected })
 		})
-		l.owner += "/again" // so that it leaves the next attempt alone
+		l.owner += again // so that it leaves the next attempt alone
 	}
 	return err
 }
+
+// again is the end of the owner of an attempt after one that is in doubt.
+const again = "/again"
 
 // free frees a lock for its first waiter as long as its last message is one of those. That has another
 // number than an attempt expects, which then does nothing should it arrive later.
@@ -235,7 +238,7 @@ func (l *lease) wait(call *base.Call, last *driver.HeldError) error {
 			l.place = w.id
 			return nil
 		case errors.As(err, &held):
-			if !strings.HasPrefix(held.Holder, mine) { // by an attempt without an answer
+			if held.Holder != mine && !strings.HasPrefix(held.Holder, mine+again) { // by an attempt without an answer
 				last = held
 			}
 		case errors.Is(err, driver.ErrRefused), b.gone(call, k): // nothing more is told of this bucket

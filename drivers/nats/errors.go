@@ -15,6 +15,7 @@ import (
 // JetStream's errors that have no name in its client.
 const (
 	codeUnavailable     jetstream.ErrorCode = 10008
+	codeOffline         jetstream.ErrorCode = 10118
 	codeConcurrentWrite jetstream.ErrorCode = 10164
 )
 
@@ -34,7 +35,7 @@ func noEffect(err error) bool {
 func leaderless(err error) bool {
 	var answer *jetstream.APIError
 	return errors.Is(err, nats.ErrNoResponders) || errors.Is(err, jetstream.ErrNoStreamResponse) ||
-		errors.As(err, &answer) && answer.ErrorCode == codeUnavailable
+		errors.As(err, &answer) && (answer.ErrorCode == codeUnavailable || answer.ErrorCode == codeOffline)
 }
 
 // explain returns the error of this driver for one of the client's.

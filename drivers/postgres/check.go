@@ -1,6 +1,7 @@
 package postgres
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -32,8 +33,8 @@ func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 			}
 		}
 		err := c.accepted(ctx)
-		if err == nil {
-			err = c.settings(ctx)
+		if err == nil || errors.Is(err, driver.ErrRefused) { // other causes may lie behind the first
+			err = cmp.Or(err, c.settings(ctx))
 		}
 		if !errors.Is(err, driver.ErrRefused) {
 			return err
