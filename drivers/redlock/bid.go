@@ -332,6 +332,14 @@ func (b *bid) look(e *event, out *actions) {
 	case asking:
 		b.firstVote(e, out)
 	case draining:
+		// A node whose release is under way could not be asked. So unlike late votes, releases have the node timeout.
+		for i := range b.n {
+			b.parts[i].awaited = false
+		}
+		if end := min(b.start.Add(b.took+b.timeout), e.until); e.now < end && !e.ended && !b.drained() {
+			b.await(draining, end.Sub(e.now), e, out)
+			return
+		}
 		b.stage = pausing
 		out.pause = mostPause(b.took, b.round)
 	case pausing:

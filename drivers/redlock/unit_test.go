@@ -398,35 +398,96 @@ func TestReadersRefuseAWriterAtOnceBesideANodeThatHangs(t *testing.T) {
 	})
 }
 
+// hang stops a server for a minute, and lets one request to it time out.
+func hang(t *testing.T, b *Backend, s *simServer) {
+	s.pause(time.Minute)
+	l, err := b.Acquire(t.Context(), request1("other", "one", time.Minute))
+	drivertest.Must(t, err)
+	time.Sleep(10 * time.Second)
+	drivertest.Must(t, l.Release(t.Context()))
+}
+
 // A bid that shares the nodes with a rival holds up others. So it does not wait for a node whose last answer did not come.
 func TestASplitVoteDoesNotWaitForANodeThatHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		servers, nodes := simNodes(make([]network, 5)...)
 		b := opened(t, nodes, &Options{Guard: -1})
-		servers[4].pause(time.Minute)
-		l, err := b.Acquire(t.Context(), request1("k", "one", time.Minute))
-		if err != nil {
-			t.Fatal(err)
-		}
-		time.Sleep(10 * time.Second)
-		if err := l.Release(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		hang(t, b, servers[4])
 		for _, n := range b.nodes[:2] {
 			rival := request1("k", "rival", time.Minute)
 			rival.Quorum = b.quorum(n, b.clock.Now(), 0)
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			defer cancel()
-			if _, err := n.backend.Acquire(ctx, rival); err != nil {
-				t.Fatal(err)
-			}
+			_, err := n.backend.Acquire(ctx, rival)
+			drivertest.Must(t, err)
 		}
 		start := time.Now()
-		_, err = b.Acquire(t.Context(), request1("k", "one", time.Minute))
+		_, err := b.Acquire(t.Context(), request1("k", "one", time.Minute))
 		if took := time.Since(start); err == nil || took > 100*time.Millisecond {
 			t.Errorf("after %v: %v", took, err)
 		}
 	})
+}
+
+// slowly is a node that takes a while to release.
+type slowly struct {
+	*simNode
+	by time.Duration
+}
+
+func (n slowly) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
+	l, err := n.simNode.Acquire(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	return slowLease{l, n.by}, nil
+}
+
+type slowLease struct {
+	driver.Lease
+	by time.Duration
+}
+
+func (l slowLease) Release(ctx context.Context) error {
+	time.Sleep(l.by)
+	return l.Lease.Release(ctx)
+}
+
+// A writer who shares the nodes with a reader asks again once its own votes are released, however long that takes: a node
+// whose release is under way could not be asked, and with a node that hangs the others would be no majority. It waits no longer
+// than its caller.
+func TestAWriterBesideAReaderAndANodeThatHangsWaitsForItsReleases(t *testing.T) {
+	for i := range 12 {
+		key, by := fmt.Sprint("k", i), time.Duration(i%4)*10*time.Millisecond
+		synctest.Test(t, func(t *testing.T) {
+			nets := make([]network, 3)
+			for i := range nets {
+				nets[i].delay = 200 * time.Microsecond
+			}
+			servers, nodes := simNodes(nets...)
+			first := nodes[0]
+			for i, n := range nodes {
+				nodes[i] = slowly{n.(*simNode), by}
+			}
+			b := opened(t, nodes, &Options{Guard: -1})
+			hang(t, b, servers[2])
+			read := request1(key, "reader", time.Minute)
+			read.Mode, read.Quorum = driver.Shared, b.quorum(b.nodes[0], b.clock.Now(), 0)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			reader, err := first.Acquire(ctx, read)
+			drivertest.Must(t, err)
+			time.AfterFunc(time.Millisecond, func() { _ = reader.Release(ctx) })
+			until, end := context.WithCancel(t.Context())
+			time.AfterFunc(25*time.Millisecond, end)
+			start := time.Now()
+			_, err = b.Acquire(until, request1(key, "writer", time.Minute))
+			if took := time.Since(start); took > 25*time.Millisecond || (err != nil) != (by == 30*time.Millisecond) {
+				t.Errorf("%s, releases take %v, after %v: %v", key, by, took, err)
+			}
+			time.Sleep(10 * time.Second)
+		})
+	}
 }
 
 // If the nodes granted different tokens, only the lease's own token breaks it.
