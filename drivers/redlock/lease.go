@@ -365,13 +365,11 @@ func (l *lease) perform(out *work) {
 func (g *nodeRequest) send() {
 	n, b := g.n, g.l.b
 	if (g.call == acquire || g.call == join) && n.late.Load() {
-		switch tripped := n.tripped.Load(); {
-		case tripped && !n.probes():
-			if len(b.nodes)-b.tripped().len() >= b.q {
-				g.end(result{err: errSkipped, answer: unasked})
-				return
-			}
-		case tripped, len(b.nodes)-b.late().len() >= b.q:
+		switch {
+		case n.tripped.Load() && len(b.nodes)-b.tripped().len() >= b.q && !n.probes():
+			g.end(result{err: errSkipped, answer: unasked})
+			return
+		case len(b.nodes)-b.late().len() >= b.q:
 			g.l.feed(event{kind: probed, node: n.index})
 		}
 	}
@@ -495,7 +493,7 @@ func (g *nodeRequest) learn(r *result, timeout time.Duration) reading {
 	}
 	// The node's own call timeout may be shorter. A caller's deadline that is shorter tells nothing of the node.
 	ended := r.answer == silence && errors.Is(r.err, context.DeadlineExceeded)
-	late := r.answer == silence && r.received.Sub(g.sent) >= timeout*3/4 || ended && g.term.Err() == nil
+	late := r.answer == silence && r.received.Sub(g.sent) >= timeout*3/4 || ended && r.received < g.until
 	if late || !ended {
 		n.report(late)
 	}

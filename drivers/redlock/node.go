@@ -87,8 +87,7 @@ func (n *node) nameless(err error) string {
 	return text
 }
 
-// probes reports whether a request to a node that is skipped is a probe, for whose answer no caller
-// waits.
+// probes reports whether a request to a node that is skipped is a probe.
 func (n *node) probes() bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -102,7 +101,6 @@ func (n *node) probes() bool {
 
 // report tells the breaker how a request ended.
 func (n *node) report(timedOut bool) {
-	n.late.Store(timedOut)
 	n.mu.Lock()
 	now, was, is := time.Now(), n.tripped.Load(), false
 	if !timedOut {
@@ -116,6 +114,7 @@ func (n *node) report(timedOut bool) {
 	if is && !was {
 		n.probeAt = now.Add(probeEvery)
 	}
+	n.late.Store(timedOut)
 	n.tripped.Store(is)
 	n.mu.Unlock()
 	switch {

@@ -490,6 +490,41 @@ func TestAWriterBesideAReaderAndANodeThatHangsWaitsForItsReleases(t *testing.T) 
 	}
 }
 
+// If no majority is left without the nodes that are skipped, their answers are waited for.
+func TestNodesThatAllHungAreAskedAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		servers, nodes := simNodes(make([]network, 3)...)
+		b := opened(t, nodes, &Options{Guard: -1})
+		for _, s := range servers {
+			s.pause(20 * time.Second)
+		}
+		for i := range 6 {
+			if _, err := b.Acquire(t.Context(), request1(fmt.Sprint("k", i), "one", 30*time.Second)); err == nil {
+				t.Fatal("granted")
+			}
+		}
+		if b.tripped().len() != 3 {
+			t.Fatalf("skipped are %b", b.tripped())
+		}
+		time.Sleep(30 * time.Second)
+		_, err := b.Acquire(t.Context(), request1("k", "one", 30*time.Second))
+		drivertest.Must(t, err)
+	})
+}
+
+// A request that ended at its deadline, which may be its caller's, tells nothing of the node, whatever its driver's clock shows.
+func TestADeadlineOfTheCallerIsNoTimeoutOfTheNode(t *testing.T) {
+	b := opened(t, []driver.Backend{memory.New()}, nil)
+	for _, end := range []time.Duration{20 * time.Millisecond, time.Second} {
+		sent := b.clock.Now()
+		g := &nodeRequest{l: &lease{b: b}, n: b.nodes[0], call: acquire, sent: sent, until: sent.Add(end), term: t.Context()}
+		g.learn(&result{err: context.DeadlineExceeded, received: sent.Add(20 * time.Millisecond)}, time.Second)
+		if late := b.late() != 0; late != (end == time.Second) {
+			t.Errorf("a request of %v ended after 20 ms: the node is late: %v", end, late)
+		}
+	}
+}
+
 // If the nodes granted different tokens, only the lease's own token breaks it.
 func TestBreakTakesTheLeasesTokenAndNotANodes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
