@@ -94,7 +94,7 @@ func TestEveryPartIsMissed(t *testing.T) {
 		{"the quarantine of a clock that was set back by the others' clocks", "set", 307, 20000, sabotage{node: simBroken{ownStep: true}}},
 
 		{"the grace that the script adds", "differing", 4182, 40000, sabotage{node: simBroken{grace: true}}},
-		{"Expires of a renewal counts from the first request", "differing", 1807, 60000, sabotage{engine: renewFromReply}},
+		{"Expires of a renewal counts from the first request", "differing", 9945, 60000, sabotage{engine: renewFromReply}},
 		{"a join after the grant alone", "dense", 1919, 20000, sabotage{engine: joinEarly}},
 		{"how long a node is kept for the first waiter", "lossless", 22, 2000, sabotage{node: simBroken{kept: true}}},
 		{"the boot-time clock", "differing", 2, 6000, sabotage{asleep: true}},
