@@ -364,6 +364,35 @@ func TestCloseWaitsWhileSomethingIsUndone(t *testing.T) {
 	})
 }
 
+// What may still arrive keeps nobody from undoing the rest, and Close waits for it: the server answers.
+func TestUndoOfWhatMayStillArrive(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := &base.Calls{Name: "kv"}
+		settled := time.Now().Add(1500 * time.Millisecond) // Timeout is a second
+		tries, undone := 0, 0
+		for range 20 {
+			c.Undo(time.Time{}, func(*base.Call) error {
+				if tries++; time.Now().Before(settled) {
+					return base.ErrUnsettled
+				}
+				undone++
+				return nil
+			})
+		}
+		var first time.Time
+		c.Undo(time.Time{}, func(*base.Call) error { first = time.Now(); return nil })
+		if c.Close(); undone != 20 {
+			t.Errorf("%d of 20 were undone", undone)
+		}
+		if first.IsZero() || first.After(settled.Add(-time.Second)) {
+			t.Errorf("the last was undone %v before the others were settled", settled.Sub(first))
+		}
+		if tries > 20*25 {
+			t.Errorf("%d tries", tries)
+		}
+	})
+}
+
 func TestQueueState(t *testing.T) {
 	entry := func(owner string, m driver.Mode) base.Entry {
 		return base.Entry{Holder: driver.Holder{Owner: owner}, Mode: m}

@@ -20,9 +20,6 @@ type pendingUndo struct {
 	shared      bool  // the attempt was for the shared mode
 }
 
-// errUnsettled says that a statement may still arrive.
-var errUnsettled = errors.New("a statement may still arrive")
-
 // undoLater frees the lock that an attempt may have taken, at once and until its statement can no
 // longer arrive. If that takes effect meanwhile, the lock ends by itself at until.
 func (b *Backend) undoLater(until time.Time, x pendingUndo) {
@@ -42,7 +39,7 @@ func (b *Backend) undoLater(until time.Time, x pendingUndo) {
 			err = nil
 		}
 		if err == nil && (n == 0 || !x.once) && r.now <= x.settled {
-			return errUnsettled
+			return base.ErrUnsettled
 		}
 		return err
 	})
