@@ -182,6 +182,26 @@ func TestAManyStateSearchIsGivenUp(t *testing.T) {
 	}
 }
 
+// TestRepeatsOfAReleaseDoNotLengthenTheSearch: the first release without an answer may take effect as
+// late as its repeats, each of which would double the number of orders.
+func TestRepeatsOfAReleaseDoNotLengthenTheSearch(t *testing.T) {
+	t.Parallel()
+	s := &stress{}
+	ops := []porcupine.Operation{op(acquireOp, 1, granted, 1, 0, 10)}
+	for i := range int64(20) {
+		ops = append(ops, op(releaseOp, 1, unknown, 0, 30-i, -1))
+	}
+	ops = append(ops, op(acquireOp, 2, granted, 2, 40, 50))
+	full := s.whole(ops, nil, 100)
+	if legal, steps := decide(lockModel(true), full, 100); len(full) != 3 || !legal || steps > 100 {
+		t.Errorf("%d calls, legal: %v after %d steps", len(full), legal, steps)
+	}
+	ops[len(ops)-1] = op(acquireOp, 2, granted, 2, 5, 9) // before any of them began
+	if legal, _ := decide(lockModel(true), s.whole(ops, nil, 100), 100); legal {
+		t.Error("a grant before the first release passes")
+	}
+}
+
 // TestAnUndecidedHistoryIsAFailure: an undecided history shows nothing.
 func TestAnUndecidedHistoryIsAFailure(t *testing.T) {
 	t.Parallel()

@@ -249,7 +249,8 @@ func (s *stress) unexplained(ops []porcupine.Operation, all []tenure, end, most 
 // whole returns the calls for the model. It adds the ends of leases that may have come by
 // themselves, and leaves out calls without an answer that explain no other answer, because each
 // of them makes the search longer. An attempt without an answer is left out too: nameRivals
-// already excuses the refusals beside it.
+// already excuses the refusals beside it. So is the repeat of a release without an answer: the first
+// may take effect as late.
 func (s *stress) whole(ops []porcupine.Operation, all []tenure, end int64) []porcupine.Operation {
 	full := slices.Clone(ops)
 	for i := range full {
@@ -258,8 +259,18 @@ func (s *stress) whole(ops []porcupine.Operation, all []tenure, end int64) []por
 		}
 	}
 	nameRivals(full, s.quorum.Load())
+	first := map[int]int64{} // when the first release without an answer began, by attempt
+	for _, o := range full {
+		in, out := o.Input.(input), o.Output.(output)
+		if at, ok := first[in.who]; in.kind == releaseOp && out.verdict == unknown && (!ok || o.Call < at) {
+			first[in.who] = o.Call
+		}
+	}
 	full = slices.DeleteFunc(full, func(o porcupine.Operation) bool {
 		in, out := o.Input.(input), o.Output.(output)
+		if in.kind == releaseOp {
+			return out.verdict == unknown && o.Call > first[in.who]
+		}
 		return in.kind == lookOp || in.kind == undoOp || out.verdict == unknown && (in.kind == acquireOp || in.kind == renewOp)
 	})
 	for _, t := range all {
