@@ -83,11 +83,6 @@ func (w *world) shell(f driver.Diagnostic) error {
 	return nil
 }
 
-// restarting is for settings that a restart makes valid.
-func (w *world) restarting(s *server.Server) mender {
-	return func(f driver.Diagnostic) error { return errors.Join(w.shell(f), s.Restart()) }
-}
-
 // alone returns a function that starts one server with options.
 func alone(kind server.Kind, query string, options ...server.Option) func(*world) (string, mender) {
 	return func(w *world) (string, mender) { return server.StartFor(w.t, kind, options...).URL() + query, w.shell }
@@ -234,27 +229,8 @@ var misconfigurations = map[string]misconfiguration{
 	"pooler": {"refused unsafe", func(w *world) (string, mender) {
 		return server.PgBouncer(w.t, server.Postgres(w.t), "transaction").URL(), nil
 	}, deep},
-	"a pooler of whole sessions": {"pooler warning", func(w *world) (string, mender) {
-		return with(server.PgBouncer(w.t, server.Postgres(w.t), "session").URL(), "pooler=session"), nil
-	}, deep},
 	"standby": {"refused unsafe", func(w *world) (string, mender) {
 		return server.StartFor(w.t, server.KindPostgres, server.WithStandby()).URL(), nil
-	}, deep},
-	"lock table": {"lock-table warning", func(w *world) (string, mender) {
-		s := server.Postgres(w.t, server.WithSetting("max_locks_per_transaction", "10"), server.WithSetting("max_connections", "20"))
-		holder := exec.Command("psql", s.URL(), "-c", "SELECT count(pg_advisory_lock(n)) FROM generate_series(1, 150) AS n", "-c", `\echo held`, "-c", "SELECT pg_sleep(3600)")
-		var out buffer
-		holder.Stdout = &out
-		if err := holder.Start(); err != nil {
-			w.t.Fatal(err)
-		}
-		w.t.Cleanup(func() { _ = holder.Process.Kill(); _ = holder.Wait() })
-		eventually(w.t, "150 locks are held", func() bool { return strings.Contains(out.String(), "held") })
-		return s.URL(), w.restarting(s)
-	}, deep},
-	"few connections": {"connections warning", func(w *world) (string, mender) {
-		s := server.Postgres(w.t, server.WithSetting("max_connections", "15"))
-		return s.URL(), w.restarting(s)
 	}, deep},
 	"cached sequence": {"refused unsafe", func(w *world) (string, mender) {
 		s := server.Postgres(w.t)

@@ -14,9 +14,6 @@ import (
 
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/base"
-	"github.com/redlock-go/redlock/drivers/postgres/internal/advisory"
-	"github.com/redlock-go/redlock/drivers/postgres/internal/verdict"
-	"github.com/redlock-go/redlock/drivers/postgres/internal/wire"
 )
 
 // A conn is one connection and the leases on it. It serves requests of one class, or waits for
@@ -28,7 +25,7 @@ import (
 type conn struct {
 	b      *Backend
 	opened chan struct{} // closed when it is open, or has failed to open
-	w      *wire.Conn    // set before opened is closed; nil if it failed to open
+	w      *wireConn     // set before opened is closed; nil if it failed to open
 	server server        // set with w
 	lost   chan struct{} // closed when it ends
 	closed chan struct{} // closed a moment later, when the connection is closed
@@ -44,10 +41,10 @@ type conn struct {
 	reader   *op     // whose caller it is; nil: it is one of the connection
 	values   []int64 // the rows of the answer that is read; only the goroutine that reads uses it
 	queue    queue
-	round    []*statement               // sent and unanswered, in order
-	out      []byte                     // the last round's bytes, whose memory serves the next
-	firsts   map[advisory.Number]*op    // the first request of each lock in this round
-	held     map[advisory.Number]*lease // the leases; shared ones of one lock are a list
+	round    []*statement      // sent and unanswered, in order
+	out      []byte            // the last round's bytes, whose memory serves the next
+	firsts   map[number]*op    // the first request of each lock in this round
+	held     map[number]*lease // the leases; shared ones of one lock are a list
 	leases   int
 	class    time.Duration // that the leases and requests need
 	told     time.Duration // the class that the server was told last
@@ -94,7 +91,7 @@ var (
 func newConn(b *Backend, class time.Duration) *conn {
 	c := &conn{
 		b: b, opened: make(chan struct{}), lost: make(chan struct{}), closed: make(chan struct{}),
-		firsts: map[advisory.Number]*op{}, held: map[advisory.Number]*lease{},
+		firsts: map[number]*op{}, held: map[number]*lease{},
 		class: class, told: idleClass, known: idleClass, used: time.Now(),
 	}
 	c.mu.Lock() // tick uses the timer
@@ -104,13 +101,13 @@ func newConn(b *Backend, class time.Duration) *conn {
 }
 
 // start begins to serve requests over w, after the setup.
-func (c *conn) start(w *wire.Conn, srv server) {
+func (c *conn) start(w *wireConn, srv server) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.w, c.server = w, srv
 	close(c.opened)
 	if c.end != nil { // the backend closes
-		w.Close()
+		w.close()
 		return
 	}
 	c.used = time.Now()
@@ -181,7 +178,7 @@ func (c *conn) write(out ...*statement) {
 	c.round = append(c.round, out...)
 	msg := c.out[:0]
 	for _, st := range out {
-		msg = wire.AppendQuery(msg, st.sql)
+		msg = appendQuery(msg, st.sql)
 	}
 	c.out = msg
 	now := time.Now() // before the first byte: Expires counts from here
@@ -193,7 +190,7 @@ func (c *conn) write(out ...*statement) {
 		}
 	}
 	c.schedule(now)
-	if err := c.w.Write(now, msg); err != nil {
+	if err := c.w.write(now, msg); err != nil {
 		c.fail(fmt.Errorf("write: %w", err))
 	}
 }
@@ -269,10 +266,10 @@ func (c *conn) whyEnded() (err error, fatal bool) {
 // its locks, and only then closes the connection.
 func (c *conn) hangUp(lost int) {
 	err, fatal := c.whyEnded()
-	if fatal && c.b.opt.Pooler == "" && c.w.Drain() {
+	if fatal && c.b.opt.Pooler == "" && c.w.drain() {
 		c.freed.Store(true)
 	}
-	c.w.Close()
+	c.w.close()
 	close(c.closed)
 	c.b.forget(c)
 	if lost > 0 && !c.b.calls.Closed() {
@@ -292,8 +289,8 @@ func (c *conn) lockFreed(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, most)
 	defer cancel()
 	_ = c.b.inspect(ctx, func(ctx context.Context, other *pgx.Conn) error { // after an error it is not known
-		row, err := query(ctx, other.PgConn(), fmt.Sprintf("SELECT count(*) FROM pg_stat_activity WHERE pid = %d", c.w.PID()))
-		c.freed.Store(err == nil && len(row) > 0 && wire.Value(row[0]) == 0)
+		row, err := query(ctx, other.PgConn(), fmt.Sprintf("SELECT count(*) FROM pg_stat_activity WHERE pid = %d", c.w.pid))
+		c.freed.Store(err == nil && len(row) > 0 && value(row[0]) == 0)
 		return err
 	})
 	c.asked = time.Now()
@@ -326,7 +323,7 @@ func (c *conn) tick() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	now := time.Now()
-	limit := wire.WriteTimeout
+	limit := writeTimeout
 	if c.leases > 0 {
 		limit = max(c.class, time.Second)
 	}
@@ -339,7 +336,7 @@ func (c *conn) tick() {
 	case c.end != nil:
 		return
 	case c.silence() > limit:
-		c.fail(verdict.ErrSilent)
+		c.fail(errSilent)
 		return
 	case !c.idle():
 		c.sweep(now)

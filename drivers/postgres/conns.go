@@ -9,8 +9,6 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/redlock-go/redlock/driver"
-	"github.com/redlock-go/redlock/drivers/postgres/internal/verdict"
-	"github.com/redlock-go/redlock/drivers/postgres/internal/wire"
 )
 
 // The backend has one list of connections. A request goes to one that serves its class, else to an
@@ -183,13 +181,13 @@ func (b *Backend) open(class time.Duration, waiting bool) *conn {
 // connectTimeout bounds the making of a connection, including its setup.
 const connectTimeout = 10 * time.Second
 
-func (b *Backend) connect(ctx context.Context) (*wire.Conn, server, error) {
+func (b *Backend) connect(ctx context.Context) (*wireConn, server, error) {
 	if b.warning != "" {
 		b.warned.Do(func() { b.report(driver.Notice{Kind: noticeInClear, Detail: b.warning}) })
 	}
 	c, err := b.factory(ctx)
 	if err != nil {
-		return nil, server{}, verdict.Connect(err)
+		return nil, server{}, connectError(err)
 	}
 	w, srv, err := b.setUp(ctx, c)
 	if err != nil {

@@ -108,7 +108,7 @@ func (c *cutTrial) run(t *testing.T) bool {
 	var wg sync.WaitGroup
 	wg.Go(func() { c.load(ctx, b, l, name) })
 	defer wg.Wait()
-	id, _ := b.LockID(name)
+	id := b.LockID(name)
 	bound := start.Add(2*cutTTL + cutTTL + postgres.Grace(cutTTL) + slack)
 	for {
 		var free bool

@@ -29,8 +29,8 @@
 //
 //	SELECT ('x' || left(encode(sha256(convert_to(prefix || key, 'UTF8')), 'hex'), 16))::bit(64)::int8
 //
-// The keys of Int64Key and Int32PairKey, "pg_advisory_lock(42)" and "pg_advisory_lock(7,8)", are
-// the locks of these very numbers, so that a program can join locks that others take already.
+// A key of Int64Key, "pg_advisory_lock(42)", is the lock of this very number, so that a program can
+// join locks that others take already.
 //
 // Many locks live on few connections. Requests that come while a connection's statement is under
 // way go together as its next statement.

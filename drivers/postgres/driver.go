@@ -14,7 +14,6 @@ import (
 
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/base"
-	"github.com/redlock-go/redlock/drivers/postgres/internal/advisory"
 )
 
 // Options are the settings of a backend. The zero value of each field is its default,
@@ -52,7 +51,7 @@ type Backend struct {
 	highest atomic.Uint64 // the highest token that was given to this process
 	info    driver.Info
 	factory func(context.Context) (*pgx.Conn, error)
-	sql     advisory.Queries
+	sql     queries
 	role    string // of the URL
 	warning string // of the URL; the first connection reports it
 	warned  sync.Once
@@ -66,7 +65,7 @@ type Backend struct {
 	conns   []*conn
 	refused time.Time // when a connection could not be opened last
 	lacked  time.Time // when a wait found no connection last
-	hot     map[advisory.Number]*hotKey
+	hot     map[number]*hotKey
 }
 
 var (
@@ -91,18 +90,18 @@ func New(factory func(context.Context) (*pgx.Conn, error), o *Options) (*Backend
 		return nil, err
 	}
 	b := &Backend{
-		opt: opt, schema: schema, factory: factory, hot: map[advisory.Number]*hotKey{},
+		opt: opt, schema: schema, factory: factory, hot: map[number]*hotKey{},
 		calls: base.Calls{Name: "postgres", Timeout: callTimeout},
 		info: driver.Info{
 			Name: "postgres", Features: driver.FeatureShared | driver.FeatureSession | driver.FeatureQueueing | driver.FeatureOrdered,
 			MinTTL: minTTL, MaxTTL: maxTTL,
 		},
 	}
-	b.sql = advisory.NewQueries("")
+	b.sql = newQueries("")
 	if schema != "" {
 		b.info.Features |= driver.FeatureFencing | driver.FeatureTokens
 		b.info.TokenLag = -1 // the sequence follows the clock only when sessions begin
-		b.sql = advisory.NewQueries(b.sequence())
+		b.sql = newQueries(b.sequence())
 	}
 	if opt.RestartGuard > 0 {
 		b.info.MaxTTL = min(maxTTL, opt.RestartGuard)
@@ -163,7 +162,7 @@ func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Leas
 		return nil, err
 	}
 	b.learnLabel(req.Owner)
-	w := &want{number: advisory.NumberOf(b.opt.Prefix, req.Key), key: req.Key, owner: req.Owner, mode: req.Mode, ttl: req.TTL}
+	w := &want{number: numberOf(b.opt.Prefix, req.Key), key: req.Key, owner: req.Owner, mode: req.Mode, ttl: req.TTL}
 	if req.Tokens > 1 && req.Mode == driver.Exclusive {
 		w.tokens = min(req.Tokens, mostTokens)
 	}

@@ -18,7 +18,6 @@ import (
 
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/dsn"
-	"github.com/redlock-go/redlock/drivers/postgres/internal/wire"
 )
 
 // Driver opens backends by URL; it is registered as "postgres" and "postgresql".
@@ -156,7 +155,7 @@ func config(settings map[string]string, password string) (*pgx.ConnConfig, error
 	}
 	c.BuildFrontend = func(r io.Reader, w io.Writer) *pgproto3.Frontend {
 		f := pgproto3.NewFrontend(r, w)
-		f.SetMaxBodyLen(wire.MaxBody)
+		f.SetMaxBodyLen(maxBody)
 		return f
 	}
 	// Of several hosts pgx looks for the primary, and a silent one leaves time for the others.

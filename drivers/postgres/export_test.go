@@ -1,10 +1,6 @@
 package postgres
 
-import (
-	"time"
-
-	"github.com/redlock-go/redlock/drivers/postgres/internal/advisory"
-)
+import "time"
 
 // IdleRead is how long nobody reads on a connection that is not used.
 const IdleRead = idleRead
@@ -20,9 +16,6 @@ func (b *Backend) Pids() []uint32 {
 	}
 	return pids
 }
-
-// Number returns the advisory lock of a key.
-func (b *Backend) Number(key string) int64 { n, _ := b.LockID(key); return n }
 
 // Grace is how long after a lease of this TTL the server, at the latest, frees a dead holder's
 // locks.
@@ -45,7 +38,7 @@ func (b *Backend) Conns() (n int) {
 func (b *Backend) Queued(key string) int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if k := b.hot[advisory.NumberOf(b.opt.Prefix, key)]; k != nil {
+	if k := b.hot[numberOf(b.opt.Prefix, key)]; k != nil {
 		return k.waiters
 	}
 	return 0

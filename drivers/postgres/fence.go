@@ -11,9 +11,6 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/redlock-go/redlock/driver"
-	"github.com/redlock-go/redlock/drivers/postgres/internal/advisory"
-	"github.com/redlock-go/redlock/drivers/postgres/internal/verdict"
-	"github.com/redlock-go/redlock/drivers/postgres/internal/wire"
 )
 
 // The sequence of the fencing tokens. All keys of a database share it: tokens rise for each
@@ -101,7 +98,7 @@ func (b *Backend) fenceColumns() string {
 		CASE WHEN c.relkind = 'S' THEN (has_sequence_privilege(c.oid, 'UPDATE') AND has_sequence_privilege(c.oid, 'USAGE, SELECT'))::int ELSE 0 END,
 		current_user,
 		(SELECT string_agg(quote_ident(n.nspname) || '.' || relname, ', ') FROM pg_class JOIN pg_namespace AS n ON n.oid = relnamespace
-			WHERE relname = '` + fenceName + `' AND relkind = 'S' AND relpersistence <> 't' AND nspname <> ` + advisory.Literal(b.schema) + `),
+			WHERE relname = '` + fenceName + `' AND relkind = 'S' AND relpersistence <> 't' AND nspname <> ` + literal(b.schema) + `),
 		CASE WHEN c.relkind = 'S' AND NOT pg_is_in_recovery() AND has_sequence_privilege(c.oid, 'USAGE, SELECT') THEN
 			CASE WHEN pg_sequence_last_value(c.oid::regclass) >= ` + strconv.FormatUint(driver.MaxFence, 10) + ` THEN 2
 			ELSE (coalesce(pg_sequence_last_value(c.oid::regclass), 0) < ` + least + `)::int END ELSE 0 END`
@@ -109,7 +106,7 @@ func (b *Backend) fenceColumns() string {
 
 // fenceTables returns the tables of these columns: one row, with nulls if there is no sequence.
 func (b *Backend) fenceTables() string {
-	return ` LEFT JOIN (pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace AND n.nspname = ` + advisory.Literal(b.schema) + `
+	return ` LEFT JOIN (pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace AND n.nspname = ` + literal(b.schema) + `
 		LEFT JOIN pg_sequence AS s ON s.seqrelid = c.oid) ON c.relname = '` + fenceName + `'`
 }
 
@@ -124,8 +121,8 @@ type fenceState struct {
 
 func readFence(row [][]byte) fenceState {
 	return fenceState{
-		exists: row[0] != nil, sequence: string(row[0]) == "S", logged: string(row[1]) == "p", rises: wire.Value(row[2]) == 1, mayUse: wire.Value(row[3]) == 1,
-		role: string(row[4]), others: string(row[5]), behind: wire.Value(row[6]) == 1, ended: wire.Value(row[6]) == 2,
+		exists: row[0] != nil, sequence: string(row[0]) == "S", logged: string(row[1]) == "p", rises: value(row[2]) == 1, mayUse: value(row[3]) == 1,
+		role: string(row[4]), others: string(row[5]), behind: value(row[6]) == 1, ended: value(row[6]) == 2,
 	}
 }
 
@@ -155,15 +152,15 @@ func (b *Backend) ensureFence(ctx context.Context, pc *pgconn.PgConn, f fenceSta
 	}
 	// The advisory lock, of two numbers, prevents two sessions from raising at once.
 	least, target := b.fenceBounds()
-	seq := advisory.Literal(b.sequence()) + "::regclass"
+	seq := literal(b.sequence()) + "::regclass"
 	return exec(ctx, pc, fmt.Sprintf(`SELECT pg_advisory_xact_lock(%d, %[2]s::oid::int4);
 		SELECT setval(%[2]s, %[4]s) WHERE coalesce(pg_sequence_last_value(%[2]s), 0) < %[3]s`, ourLocks, seq, least, target))
 }
 
 // noToken refuses a lock whose token would be over the largest token.
 func (b *Backend) noToken() error {
-	return verdict.Fix(fmt.Sprintf("the sequence %s has given the largest token, %d: delete such tokens from the stores that remember them, and set the sequence back", b.sequence(), uint64(driver.MaxFence)),
-		fmt.Sprintf("SELECT setval(%s, %s)", advisory.Literal(b.sequence()), microseconds("clock_timestamp()")))
+	return fix(fmt.Sprintf("the sequence %s has given the largest token, %d: delete such tokens from the stores that remember them, and set the sequence back", b.sequence(), uint64(driver.MaxFence)),
+		fmt.Sprintf("SELECT setval(%s, %s)", literal(b.sequence()), microseconds("clock_timestamp()")))
 }
 
 // ourLocks is the first number of the driver's own advisory locks of two numbers.
@@ -179,12 +176,12 @@ func (b *Backend) createFence(ctx context.Context, pc *pgconn.PgConn, f fenceSta
 		return err
 	}
 	switch e.Code {
-	case verdict.CodeExists, verdict.CodeDuplicate: // another session has just made it
+	case codeExists, codeDuplicate: // another session has just made it
 		return nil
-	case verdict.CodePermission:
-		return verdict.Fix("there is no sequence "+b.sequence()+" for the fencing tokens, and the role may not create it (fencing=off does not need it)", b.SetupSQL(f.role))
-	case verdict.CodeNoSchema:
-		return verdict.Fix("there is no schema "+b.schema+" for the sequence of the fencing tokens (fencing=my_schema."+fenceName+" names another)", b.SetupSQL(f.role))
+	case codePermission:
+		return fix("there is no sequence "+b.sequence()+" for the fencing tokens, and the role may not create it (fencing=off does not need it)", b.SetupSQL(f.role))
+	case codeNoSchema:
+		return fix("there is no schema "+b.schema+" for the sequence of the fencing tokens (fencing=my_schema."+fenceName+" names another)", b.SetupSQL(f.role))
 	}
 	return err
 }
@@ -201,13 +198,13 @@ func (b *Backend) checkFence(f fenceState) error {
 	case !f.sequence:
 		return &driver.RefusedError{Reason: "postgres: " + seq + " is not a sequence (parameter fencing)"}
 	case !f.logged:
-		return verdict.Fix("the sequence "+seq+" is unlogged: after a crash it would give the same tokens again", "ALTER SEQUENCE "+seq+" SET LOGGED")
+		return fix("the sequence "+seq+" is unlogged: after a crash it would give the same tokens again", "ALTER SEQUENCE "+seq+" SET LOGGED")
 	case !f.rises:
-		return verdict.Fix("the numbers of the sequence "+seq+" do not rise from session to session, or end too soon", "ALTER SEQUENCE "+seq+" AS int8 INCREMENT 1 NO MAXVALUE CACHE 1 NO CYCLE")
+		return fix("the numbers of the sequence "+seq+" do not rise from session to session, or end too soon", "ALTER SEQUENCE "+seq+" AS int8 INCREMENT 1 NO MAXVALUE CACHE 1 NO CYCLE")
 	case f.ended:
 		return b.noToken()
 	case !f.mayUse:
-		return verdict.Fix("the role may not use the sequence "+seq, b.SetupSQL(f.role))
+		return fix("the role may not use the sequence "+seq, b.SetupSQL(f.role))
 	}
 	return nil
 }

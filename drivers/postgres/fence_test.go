@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -25,27 +26,6 @@ func token(t *testing.T, b driver.Backend) uint64 {
 func setSequence(t *testing.T, url string, value int64) {
 	t.Helper()
 	once(t, url, fmt.Sprintf("SELECT setval('public.dlock_fence', %d)", value))
-}
-
-// Two roles that see different schemas first exclude each other, and so they must draw
-// their tokens from one sequence.
-func TestTokensDoNotDependOnTheSearchPath(t *testing.T) {
-	t.Parallel()
-	s := database(t)
-	s.role(t, "a", "")
-	s.role(t, "b", "")
-	once(t, s.URL(), "CREATE SCHEMA a AUTHORIZATION a", "CREATE SCHEMA b AUTHORIZATION b",
-		"GRANT CREATE ON SCHEMA public TO a", "ALTER DEFAULT PRIVILEGES FOR ROLE a GRANT USAGE, UPDATE ON SEQUENCES TO b")
-	token(t, opener(t, s.URLFor("a", "")))
-	last := time.Now().Add(time.Hour).UnixMicro() // the sessions do not raise the sequence to the clock
-	setSequence(t, s.URL(), last)
-	for i := range 4 {
-		f := int64(token(t, opener(t, s.URLFor([]string{"a", "b"}[i%2], ""))))
-		if f <= last || f > last+100 {
-			t.Errorf("token %d after %d", f, last)
-		}
-		last = f
-	}
 }
 
 // A sequence whose tokens would not rise, for all sessions and over a crash, is refused, and running
@@ -110,6 +90,21 @@ func TestASecondSequenceIsRefusedByName(t *testing.T) {
 	token(t, opener(t, s.URL()+"&fencing=app.dlock_fence"))
 }
 
+// Other causes may lie behind a refusal.
+func TestCheckGoesOnAfterARefusal(t *testing.T) {
+	t.Parallel()
+	s := database(t) // of a server without fsync
+	once(t, s.URL(), "CREATE SEQUENCE dlock_fence CACHE 20")
+	b := opener(t, s.URL())
+	refused := drivertest.AwaitFinding(t, b, "refused")
+	all, err := b.Check(t.Context())
+	if err != nil || len(all) != 2 || !slices.Contains(all, refused) || all[0].Code != "fsync" && all[1].Code != "fsync" {
+		t.Errorf("Check: %+v, %v", all, err)
+	}
+	once(t, s.URL(), "ALTER SEQUENCE dlock_fence CACHE 1")
+	drivertest.AwaitMended(t, b, "refused")
+}
+
 func TestTheSequenceIsRaisedToTheClockAndNeverSetBack(t *testing.T) {
 	t.Parallel()
 	s := database(t)
@@ -140,23 +135,6 @@ func TestNoTokenIsLargerThanTheLargest(t *testing.T) {
 	nothingLeft(t, s)
 	if d := drivertest.AwaitFinding(t, b, "refused"); !strings.Contains(d.Command, "setval") {
 		t.Errorf("Check: %+v", d)
-	}
-}
-
-// The session of a lone caller has stored the sequence's object id; a sequence that is made
-// anew has another id.
-func TestASequenceThatIsMadeAnewServesTheSessionsThatWereThere(t *testing.T) {
-	t.Parallel()
-	s := database(t)
-	b := opener(t, s.URL())
-	first := token(t, b)
-	once(t, s.URL(), "DROP SEQUENCE dlock_fence", fmt.Sprintf("CREATE SEQUENCE dlock_fence START %d", first+1000))
-	if f := token(t, b); f < first+1000 {
-		t.Errorf("token %d is not from the new sequence", f)
-	}
-	nothingLeft(t, s)
-	if n := b.Conns(); n > 1 {
-		t.Errorf("%d connections", n)
 	}
 }
 

@@ -9,9 +9,6 @@ import (
 
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/base"
-	"github.com/redlock-go/redlock/drivers/postgres/internal/advisory"
-	"github.com/redlock-go/redlock/drivers/postgres/internal/verdict"
-	"github.com/redlock-go/redlock/drivers/postgres/internal/wire"
 )
 
 // inspect runs an operator's query. It uses a connection of its own, which is closed afterwards: a slow
@@ -20,7 +17,7 @@ func (b *Backend) inspect(ctx context.Context, f func(context.Context, *pgx.Conn
 	return b.calls.Do(ctx, connectTimeout, func(call *base.Call) error {
 		c, err := b.factory(call)
 		if err != nil {
-			return verdict.Connect(err)
+			return connectError(err)
 		}
 		defer closeConn(c)
 		return f(call, c)
@@ -49,9 +46,9 @@ type lockRow struct {
 }
 
 func readLock(v [][]byte) lockRow {
-	r := lockRow{granted: wire.Value(v[0]) == 1, shared: wire.Value(v[1]) == 1, pid: wire.Value(v[2])}
+	r := lockRow{granted: value(v[0]) == 1, shared: value(v[1]) == 1, pid: value(v[2])}
 	r.Owner, r.Address, r.Session = fmt.Sprintf("%s (process %d)", v[3], r.pid), string(v[4]), string(v[6])
-	if us := wire.Value(v[5]); us > 0 {
+	if us := value(v[5]); us > 0 {
 		r.Since = time.UnixMicro(us)
 	}
 	return r
@@ -66,12 +63,12 @@ func (b *Backend) Lookup(ctx context.Context, key string) (*driver.State, error)
 	if key == "" {
 		return nil, driver.Invalid("key", "is empty")
 	}
-	id := advisory.NumberOf(b.opt.Prefix, key)
+	id := numberOf(b.opt.Prefix, key)
 	st := &driver.State{Key: key}
 	err := b.inspect(ctx, func(ctx context.Context, c *pgx.Conn) error {
-		results, err := c.PgConn().Exec(ctx, locksOf+id.Where()+" ORDER BY l.waitstart").ReadAll()
+		results, err := c.PgConn().Exec(ctx, locksOf+id.where()+" ORDER BY l.waitstart").ReadAll()
 		if err != nil {
-			return answered(err)
+			return connectError(err)
 		}
 		for _, v := range results[0].Rows {
 			r := readLock(v)
@@ -100,7 +97,7 @@ func (b *Backend) Lookup(ctx context.Context, key string) (*driver.State, error)
 
 // holders returns the leases behind one of the server's locks: several if a session of this
 // process has several shared leases of it, one if the session belongs to another process.
-func (b *Backend) holders(id advisory.Number, r lockRow) (ours []driver.Holder) {
+func (b *Backend) holders(id number, r lockRow) (ours []driver.Holder) {
 	for _, c := range b.all() {
 		if int64(c.pid()) == r.pid {
 			ours = append(ours, c.holders(id, r)...)
@@ -113,7 +110,7 @@ func (b *Backend) holders(id advisory.Number, r lockRow) (ours []driver.Holder) 
 }
 
 // holders returns the connection's leases of a lock that are not being released.
-func (c *conn) holders(id advisory.Number, r lockRow) (all []driver.Holder) {
+func (c *conn) holders(id number, r lockRow) (all []driver.Holder) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for l := c.held[id]; l != nil; l = l.next {
@@ -134,7 +131,7 @@ func (c *conn) pid() uint32 {
 	if c.end != nil || c.w == nil {
 		return 0
 	}
-	return c.w.PID()
+	return c.w.pid
 }
 
 // terminateTimeout is how long the server may take to end a session.
@@ -152,19 +149,19 @@ func (b *Backend) Break(ctx context.Context, key string, h driver.Holder) error 
 	case name == "":
 		return driver.Invalid("holder", "has no session, and PostgreSQL knows no tokens")
 	}
-	id := advisory.NumberOf(b.opt.Prefix, key)
+	id := numberOf(b.opt.Prefix, key)
 	return b.inspect(ctx, func(ctx context.Context, c *pgx.Conn) error {
 		row, err := query(ctx, c.PgConn(), fmt.Sprintf(`SELECT count(*) FILTER (WHERE pg_terminate_backend(pid, %d)), count(*) FROM (
 			SELECT DISTINCT l.pid FROM pg_locks AS l JOIN pg_stat_activity AS a ON a.pid = l.pid
 			WHERE l.locktype = 'advisory' AND l.granted AND %s = %s
 			AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())%s) AS holder`,
-			terminateTimeout.Milliseconds(), sessionName, advisory.Literal(name), id.Where()))
+			terminateTimeout.Milliseconds(), sessionName, literal(name), id.where()))
 		switch {
 		case err != nil:
-			return answered(err)
-		case wire.Value(row[1]) == 0:
+			return connectError(err)
+		case value(row[1]) == 0:
 			return driver.ErrLost
-		case wire.Value(row[0]) == 0:
+		case value(row[0]) == 0:
 			return &driver.RefusedError{RetryAfter: time.Second, Reason: fmt.Sprintf("postgres: the session %s did not end within %v", name, terminateTimeout)}
 		}
 		return nil

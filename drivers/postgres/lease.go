@@ -8,12 +8,11 @@ import (
 
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/base"
-	"github.com/redlock-go/redlock/drivers/postgres/internal/advisory"
 )
 
 // A want is what a caller asks for.
 type want struct {
-	number advisory.Number
+	number number
 	key    string
 	owner  string
 	mode   driver.Mode

@@ -214,8 +214,7 @@ func count(t testing.TB, c *pgx.Conn, sql string, args ...any) int64 {
 	return n
 }
 
-// The advisory locks of a database: all, those of keys that are no pairs, and of these those that
-// are waited for.
+// The advisory locks of a database: all, those of keys, and of these those that are waited for.
 const (
 	anyAdvisory = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
 	advisory    = anyAdvisory + " AND objsubid = 1"
@@ -404,10 +403,4 @@ func serve(t testing.TB, handle func(net.Conn)) string {
 		}
 	})
 	return l.Addr().String()
-}
-
-// existing are the keys of locks that other programs take, and how they name them.
-var existing = map[string]string{
-	postgres.Int64Key(42): "42", postgres.Int64Key(-1): "-1",
-	postgres.Int32PairKey(7, -8): "7,-8", postgres.Int32PairKey(-2147483648, 2147483647): "-2147483648,2147483647",
 }

@@ -11,7 +11,6 @@ import (
 	"github.com/jackc/pgx/v5/pgproto3"
 
 	"github.com/redlock-go/redlock/driver/base"
-	"github.com/redlock-go/redlock/drivers/postgres/internal/wire"
 )
 
 // One goroutine at a time reads the answers. The caller that sends a round reads its answer, because
@@ -70,7 +69,7 @@ func (o *op) late(call *base.Call) error {
 // wake wakes the caller of o; the mutex is held.
 func (c *conn) wake(o *op) {
 	if o.l.signal(); c.reading && c.reader == o {
-		c.w.Interrupt()
+		c.w.interrupt()
 	}
 }
 
@@ -85,7 +84,7 @@ func (c *conn) readOn() {
 // read reads until o is answered or the call ends, or, without them, until the round is answered.
 func (c *conn) read(call *base.Call, o *op) {
 	if call != nil && call.Caller().Done() != nil { // Close ends the connection
-		defer context.AfterFunc(call.Caller(), c.w.Interrupt)()
+		defer context.AfterFunc(call.Caller(), c.w.interrupt)()
 	}
 	for c.message(call, o) {
 	}
@@ -93,11 +92,11 @@ func (c *conn) read(call *base.Call, o *op) {
 
 // message reads and handles the server's next message, and reports whether to read on.
 func (c *conn) message(call *base.Call, o *op) bool {
-	m, err := c.w.Receive()
+	m, err := c.w.receive()
 	switch m := m.(type) {
 	case *pgproto3.DataRow:
 		if len(m.Values) > 0 && len(c.values) <= maxRound { // no answer has more rows
-			c.values = append(c.values, wire.Value(m.Values[0]))
+			c.values = append(c.values, value(m.Values[0]))
 		}
 		return true
 	case *pgproto3.ErrorResponse, *pgproto3.ReadyForQuery, nil:
@@ -117,7 +116,7 @@ func (c *conn) message(call *base.Call, o *op) bool {
 	default:
 		switch {
 		case errors.Is(err, os.ErrDeadlineExceeded):
-			c.w.Resume()
+			c.w.resume()
 			over = o != nil && (o.answered.Load() || o.late(call) != nil)
 		case errors.Is(err, io.ErrUnexpectedEOF):
 			c.fail(errors.New("the server closed the connection"))

@@ -3,12 +3,9 @@ package postgres
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
-	"github.com/redlock-go/redlock/drivers/postgres/internal/advisory"
-	"github.com/redlock-go/redlock/drivers/postgres/internal/verdict"
 )
 
 const beat = "SELECT pg_backend_pid()"
@@ -45,7 +42,8 @@ func (c *conn) plan() (out []*statement) {
 	if c.leases > 0 {
 		class = max(c.class, c.told)
 	}
-	var again, later []*op
+	var single []*statement // a lock each
+	var later []*op
 	for _, o := range locks {
 		l := o.l
 		first := c.firsts[l.number]
@@ -65,7 +63,10 @@ func (c *conn) plan() (out []*statement) {
 			later = append(later, o)
 			continue
 		case c.held[l.number] != nil:
-			again = append(again, o)
+			single = append(single, &statement{sql: c.b.sql.again(l.number), ops: []*op{o}, do: (*conn).locked})
+		case l.tokens > 0:
+			c.firsts[l.number] = o
+			single = append(single, &statement{sql: c.b.sql.try(l.number, l.mode, l.tokens), ops: []*op{o}, do: (*conn).locked})
 		default:
 			c.firsts[l.number] = o
 			lock[l.mode] = append(lock[l.mode], o)
@@ -82,14 +83,12 @@ func (c *conn) plan() (out []*statement) {
 		}
 	}
 	for mode := range unlock {
-		out = c.batch(out, driver.Mode(mode), true, unlock[mode])
+		out = many(out, unlockNames[mode], unlock[mode], (*conn).unlocked)
 	}
 	for mode := range lock {
-		out = c.batch(out, driver.Mode(mode), false, lock[mode])
+		out = many(out, lockNames[mode], lock[mode], (*conn).locked)
 	}
-	for _, o := range again {
-		out = append(out, &statement{sql: c.b.sql.Again(o.l.number), ops: []*op{o}, do: (*conn).locked})
-	}
+	out = append(out, single...)
 	if len(beats) > 0 {
 		if len(out) == 0 || c.b.opt.Pooler != "" {
 			out = append(out, &statement{sql: beat, do: (*conn).beaten})
@@ -111,7 +110,7 @@ func (c *conn) refusal(w *want) *driver.HeldError {
 }
 
 // leaving reports whether the connection is unlocking this lock.
-func (c *conn) leaving(n advisory.Number) bool {
+func (c *conn) leaving(n number) bool {
 	h := c.held[n]
 	for ; h != nil && h.leaving; h = h.next {
 	}
@@ -122,28 +121,12 @@ func (s *server) guarded() error {
 	return &driver.RefusedError{RetryAfter: time.Until(s.notBefore), Reason: "postgres: the server was started less than the restart guard ago, and may have forgotten locks"}
 }
 
-// batch appends the statements for requests of one kind and mode: one for all keys with a plain
-// number and one token, and one for each other.
-func (c *conn) batch(out []*statement, mode driver.Mode, unlock bool, ops []*op) []*statement {
-	do := (*conn).locked
-	if unlock {
-		do = (*conn).unlocked
+// many appends the statement that executes a prepared one for requests, if there are any.
+func many(out []*statement, name string, ops []*op, do func(*conn, *statement)) []*statement {
+	if len(ops) == 0 {
+		return out
 	}
-	many := slices.DeleteFunc(ops, func(o *op) bool {
-		if !o.l.number.Pair && (unlock || o.l.tokens == 0) {
-			return false
-		}
-		st := &statement{sql: c.b.sql.Try(o.l.number, mode, o.l.tokens), ops: []*op{o}, do: do}
-		if unlock {
-			st.sql = o.l.number.Unlock(mode)
-		}
-		out = append(out, st)
-		return true
-	})
-	if len(many) > 0 {
-		out = append(out, &statement{sql: advisory.Many(mode, unlock, len(many), func(i int) int64 { return many[i].l.number.ID }), ops: many, do: do})
-	}
-	return out
+	return append(out, &statement{sql: executeAll(name, ops), ops: ops, do: do})
 }
 
 // locked handles the answer to locks. After an error some of them may be granted, because a
@@ -164,10 +147,10 @@ func (c *conn) locked(st *statement) {
 	unlocks := ""
 	for _, o := range st.ops {
 		if c.held[o.l.number] == nil {
-			unlocks += o.l.number.Unlock(o.l.mode) + "; "
+			unlocks += execute(unlockNames[o.l.mode], o.l.number) + "; "
 		}
 	}
-	err := verdict.Of(st.err)
+	err := refusalOf(st.err)
 	refuse := func(c *conn) {
 		for _, o := range st.ops {
 			delete(c.firsts, o.l.number)
@@ -280,7 +263,7 @@ func (c *conn) beaten(st *statement) {
 	switch {
 	case st.err != nil:
 		c.fail(fmt.Errorf("heartbeat: %w", st.err), st.beats...)
-	case len(st.values) != 1 || st.values[0] != int64(c.w.PID()):
+	case len(st.values) != 1 || st.values[0] != int64(c.w.pid):
 		c.fail(errors.New("the pooler has changed the server process under a session"), st.beats...)
 	}
 }

@@ -11,9 +11,6 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/redlock-go/redlock/driver"
-	"github.com/redlock-go/redlock/drivers/postgres/internal/advisory"
-	"github.com/redlock-go/redlock/drivers/postgres/internal/verdict"
-	"github.com/redlock-go/redlock/drivers/postgres/internal/wire"
 )
 
 // server has the properties of the server that a session found when it began.
@@ -28,7 +25,7 @@ const oldest = 14
 
 // setUp prepares a new connection for a session, in two round trips. The first examines the
 // server and changes nothing; the second applies the settings if the server is accepted.
-func (b *Backend) setUp(ctx context.Context, c *pgx.Conn) (*wire.Conn, server, error) {
+func (b *Backend) setUp(ctx context.Context, c *pgx.Conn) (*wireConn, server, error) {
 	pc := c.PgConn()
 	srv, pid, f, err := b.examine(ctx, pc)
 	if err != nil {
@@ -39,10 +36,10 @@ func (b *Backend) setUp(ctx context.Context, c *pgx.Conn) (*wire.Conn, server, e
 			return nil, srv, err
 		}
 	}
-	if err := exec(ctx, pc, b.settings(srv, pc.ParameterStatus("application_name"))+b.sql.Prepare()); err != nil {
+	if err := exec(ctx, pc, b.settings(srv, pc.ParameterStatus("application_name"))+b.sql.prepare()); err != nil {
 		return nil, srv, err
 	}
-	w, err := wire.TakeOver(ctx, c, uint32(pid))
+	w, err := takeOver(ctx, c, uint32(pid))
 	if err != nil {
 		return nil, srv, fmt.Errorf("postgres: %w", err)
 	}
@@ -72,19 +69,19 @@ func (b *Backend) examine(ctx context.Context, pc *pgconn.PgConn) (srv server, p
 	if err != nil {
 		return srv, 0, f, err
 	}
-	pid = wire.Value(row[0])
+	pid = value(row[0])
 	switch {
 	case uint32(pid) != pc.PID() && b.opt.Pooler == "":
 		return srv, 0, f, &driver.RefusedError{Reason: "postgres: there is a pooler or a proxy before the server, which could give a session's locks to another client: connect to the server itself, or set pooler=session if it gives every client a server process of its own"}
-	case wire.Value(row[1]) == 1:
-		return srv, 0, f, &driver.RefusedError{RetryAfter: verdict.StandbyRetry, Reason: "postgres: the server is a standby, whose locks no other server sees: connect to the primary (target_session_attrs=primary)"}
+	case value(row[1]) == 1:
+		return srv, 0, f, &driver.RefusedError{RetryAfter: standbyRetry, Reason: "postgres: the server is a standby, whose locks no other server sees: connect to the primary (target_session_attrs=primary)"}
 	}
 	if guard := b.opt.RestartGuard; guard > 0 {
-		uptime := time.Duration(wire.Value(row[2])) * time.Microsecond // when it was asked; a lower bound
+		uptime := time.Duration(value(row[2])) * time.Microsecond // when it was asked; a lower bound
 		srv.notBefore = asked.Add(guard - uptime)
 	}
 	srv.id = string(row[3])
-	b.room.Store(wire.Value(row[4]) * wire.Value(row[5]))
+	b.room.Store(value(row[4]) * value(row[5]))
 	return srv, pid, readFence(row[6:]), nil
 }
 
@@ -92,7 +89,7 @@ func (b *Backend) examine(ctx context.Context, pc *pgconn.PgConn) (srv server, p
 // role, the database and the server.
 func (b *Backend) settings(srv server, name string) string {
 	sets := []string{
-		"application_name = " + advisory.Literal(b.applicationName(name)),
+		"application_name = " + literal(b.applicationName(name)),
 		"client_min_messages = error",
 		"idle_session_timeout = " + milliseconds(idleClass),
 		"idle_in_transaction_session_timeout = 0",
@@ -133,26 +130,18 @@ func major(version string) int {
 // exec runs statements whose results do not matter.
 func exec(ctx context.Context, pc *pgconn.PgConn, sql string) error {
 	_, err := pc.Exec(ctx, sql).ReadAll()
-	return answered(err)
+	return connectError(err)
 }
 
 // query runs statements and returns the last one's only row.
 func query(ctx context.Context, pc *pgconn.PgConn, sql string) ([][]byte, error) {
 	results, err := pc.Exec(ctx, sql).ReadAll()
 	if err != nil {
-		return nil, answered(err)
+		return nil, connectError(err)
 	}
 	rows := results[len(results)-1].Rows
 	if len(rows) == 0 {
 		return nil, nil
 	}
 	return rows[0], nil
-}
-
-// answered translates an error of a session's setup.
-func answered(err error) error {
-	if err == nil {
-		return nil
-	}
-	return verdict.Connect(err)
 }

@@ -9,8 +9,6 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/redlock-go/redlock/driver"
-	"github.com/redlock-go/redlock/drivers/postgres/internal/advisory"
-	"github.com/redlock-go/redlock/drivers/postgres/internal/verdict"
 )
 
 // LockTx takes key for the caller's transaction and blocks until it is granted: the lock ends
@@ -49,7 +47,7 @@ func (b *Backend) inTx(ctx context.Context, tx pgx.Tx, key, function string) err
 		return driver.Invalid("key", "has %d bytes with its prefix, the limit is %d", len(b.opt.Prefix)+len(key), driver.MaxKey)
 	}
 	var got string // nothing, or true or false
-	if err := tx.QueryRow(ctx, "SELECT "+function+"("+advisory.NumberOf(b.opt.Prefix, key).Args()+")::text").Scan(&got); err != nil {
+	if err := tx.QueryRow(ctx, "SELECT "+function+"("+numberOf(b.opt.Prefix, key).String()+")::text").Scan(&got); err != nil {
 		return txError(ctx, err)
 	}
 	if got == "false" {
@@ -65,10 +63,10 @@ func txError(ctx context.Context, err error) error {
 	case ctx.Err() != nil:
 		err = ctx.Err()
 	case !errors.As(err, &e):
-	case e.Code == verdict.CodeLockTimeout:
+	case e.Code == codeLockTimeout:
 		return &driver.HeldError{}
 	default:
-		err = verdict.Of(e)
+		err = refusalOf(e)
 	}
 	if errors.Is(err, driver.ErrRefused) {
 		return err

@@ -7,8 +7,6 @@ import (
 
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/base"
-	"github.com/redlock-go/redlock/drivers/postgres/internal/advisory"
-	"github.com/redlock-go/redlock/drivers/postgres/internal/verdict"
 )
 
 // A hotKey is a lock that callers of this process wait for, or that was refused lately.
@@ -43,7 +41,7 @@ const (
 
 // expected returns the last refusal if a request for a lock is likely to wait, and reports whether
 // a writer of this process waits.
-func (b *Backend) expected(n advisory.Number) (seen *driver.HeldError, writer bool) {
+func (b *Backend) expected(n number) (seen *driver.HeldError, writer bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	k := b.hot[n]
@@ -65,7 +63,7 @@ func (b *Backend) heat(w *want, seen *driver.HeldError, waiters int) *hotKey {
 	k := b.hot[w.number]
 	if k == nil {
 		if len(b.hot) >= hotKeys {
-			maps.DeleteFunc(b.hot, func(_ advisory.Number, k *hotKey) bool { return k.waiters == 0 })
+			maps.DeleteFunc(b.hot, func(_ number, k *hotKey) bool { return k.waiters == 0 })
 		}
 		k = &hotKey{turn: make(chan struct{}, 1)}
 		k.turn <- struct{}{}
@@ -168,7 +166,7 @@ func (c *conn) leave(locked bool) {
 }
 
 // slice waits for a lock in the server's queue, for sliceTime at most, on a reserved connection; see
-// advisory.Slice. A writer shows that it waits if show is set. ErrHeld says that the slice is over,
+// Slice. A writer shows that it waits if show is set. ErrHeld says that the slice is over,
 // which keeps the reservation. Any other answer ends it. If its caller gives up, the slice runs to its
 // end, which costs no connection.
 //
@@ -188,7 +186,7 @@ func (c *conn) slice(call *base.Call, l *lease, show bool) error {
 		out = append(out, tell(o.class))
 	}
 	c.write(append(out, &statement{
-		sql: c.b.sql.Slice(l.number, l.mode, l.tokens, show && !c.shows), ops: []*op{o}, do: (*conn).sliceEnded,
+		sql: c.b.sql.slice(l.number, l.mode, l.tokens, show && !c.shows), ops: []*op{o}, do: (*conn).sliceEnded,
 		most: 2 * sliceTime, // a reader waits twice: for the writer and for the lock
 	})...)
 	return c.await(call, o)
@@ -217,7 +215,7 @@ func (c *conn) sliceEnded(st *statement) {
 	switch {
 	case st.err != nil: // the connection may have the lock nevertheless, and no other
 		c.leave(true)
-		o.finish(verdict.Of(st.err))
+		o.finish(refusalOf(st.err))
 		return
 	case len(values) != 1:
 		c.fail(errors.New("a wait ended without a value"), o)
@@ -244,7 +242,7 @@ func (c *conn) granted(o *op, token int64, sent time.Time) {
 	c.waiting = false
 	if c.shows {
 		c.shows = false
-		c.cleanUp(o.l.number.UnlockWriters(), nil, func(*conn) {})
+		c.cleanUp("SELECT pg_advisory_unlock("+o.l.number.writers()+")", nil, func(*conn) {})
 	}
 	c.decide(o, token, sent, time.Now())
 }
