@@ -1,6 +1,7 @@
 package sqltable
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"math/bits"
@@ -37,8 +38,8 @@ type Options struct {
 	// schema. All clients that share locks must name the same table. The name has ASCII
 	// letters, digits and '_'.
 	Table string
-	// Setup makes the table at the first lock if it is missing. By default a missing table is a
-	// refusal, whose text has the statement that makes it.
+	// Setup makes the table, and the file of a sqlite: URL, at the first call if it is missing. By
+	// default a missing table is a refusal, whose text has the statement that makes it.
 	Setup bool
 	// CallTimeout bounds one call, including its wait for a connection; a second by default.
 	// Half of the TTL bounds it too. The server refuses statements that arrive after this time.
@@ -53,25 +54,6 @@ type Options struct {
 	Address string
 
 	_ struct{}
-}
-
-// complete fills in the defaults and checks the options.
-func (o *Options) complete() error {
-	if o.Table == "" {
-		o.Table = DefaultTable
-	}
-	if o.CallTimeout == 0 {
-		o.CallTimeout = DefaultCallTimeout
-	}
-	switch {
-	case base.CheckPrefix(o.Prefix) != nil:
-		return base.CheckPrefix(o.Prefix)
-	case !tableName.MatchString(o.Table):
-		return driver.Invalid("table", "must be a name of ASCII letters, digits and '_', or schema.name")
-	case o.CallTimeout < driver.MinTTL:
-		return driver.Invalid("call_timeout", "must be at least %v", driver.MinTTL)
-	}
-	return nil
 }
 
 // Backend keeps locks in one table of a database.
@@ -90,12 +72,12 @@ type Backend struct {
 
 	rowWait atomic.Int64 // how long a statement waits for a locked row at most, a time.Duration
 
-	greeting chan struct{} // full while a call asks the first question
+	greeting chan struct{}             // full while a call asks the first question
+	greeted  atomic.Pointer[time.Time] // when the server was last greeted; nil: greet it before the next call
 	calls    base.Calls
 
 	mu      sync.Mutex
 	held    map[string]time.Time // keys that were held at this time: see wasHeld
-	greeted time.Time            // when the server was last greeted; zero: greet it before the next call
 	cleaned time.Time            // when the last clean-up began
 }
 
@@ -111,32 +93,35 @@ var (
 // go-sql-driver/mysql does, needs a read timeout (its ReadTimeout), or a call may hang. New does
 // no I/O.
 func New(db *sql.DB, d Dialect, o *Options) (*Backend, error) {
-	if db == nil {
-		return nil, driver.Invalid("db", "is nil")
-	}
-	if d < MySQL || d > SQLite {
-		return nil, driver.Invalid("dialect", "%d is unknown", d)
-	}
 	var opt Options
 	if o != nil {
 		opt = *o
 	}
-	if err := opt.complete(); err != nil {
-		return nil, err
+	opt.Table = cmp.Or(opt.Table, DefaultTable)
+	switch {
+	case db == nil:
+		return nil, driver.Invalid("db", "is nil")
+	case d < MySQL || d > SQLite:
+		return nil, driver.Invalid("dialect", "%d is unknown", d)
+	case !tableName.MatchString(opt.Table):
+		return nil, driver.Invalid("table", "must be a name of ASCII letters, digits and '_', or schema.name")
 	}
 	slots := db.Stats().MaxOpenConnections
 	if slots <= 0 {
 		slots = maxSlots
 	}
-	wait := min(maxRowWait, opt.CallTimeout) * 4 / 5 // so that the answer comes before the call ends
 	b := &Backend{
-		calls: base.Calls{Name: d.String(), Timeout: opt.CallTimeout}, held: map[string]time.Time{},
-		db: db, dialect: d, opt: opt, sql: d.texts(opt.Table, wait), attempts: make(chan struct{}, slots), others: make(chan struct{}, slots), undoing: make(chan struct{}, 1), greeting: make(chan struct{}, 1),
+		db: db, dialect: d, opt: opt, held: map[string]time.Time{}, attempts: make(chan struct{}, slots), others: make(chan struct{}, slots), undoing: make(chan struct{}, 1), greeting: make(chan struct{}, 1),
 		info: driver.Info{
 			Name: d.String(), Features: driver.FeatureShared | driver.FeatureFencing | driver.FeatureKeep | driver.FeatureTokens,
 			MinTTL: minTTL, MaxTTL: maxTTL,
 		},
 	}
+	if err := b.calls.Setup(d.String(), opt.Prefix, &b.opt.CallTimeout); err != nil {
+		return nil, err
+	}
+	wait := min(maxRowWait, b.opt.CallTimeout) * 4 / 5 // so that the answer comes before the call ends
+	b.sql = d.texts(opt.Table, wait)
 	b.rowWait.Store(int64(2 * wait)) // a busy server begins late, and ends late
 	b.clock.base = time.Now()
 	return b, nil
@@ -168,8 +153,9 @@ func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Leas
 	}
 	defer under.End()
 	a := &attempt{
-		call: &call{Call: under, b: b, ctx: under, slots: b.attempts}, name: []byte(b.opt.Prefix + req.Key), owner: []byte(req.Owner),
-		shares: req.Mode == driver.Shared, ttl: req.TTL, floor: int64(min(req.FenceFloor, driver.MaxFence)),
+		call:  &call{Call: under, b: b, slots: b.attempts},
+		claim: claim{name: []byte(b.opt.Prefix + req.Key), owner: []byte(req.Owner), shares: req.Mode == driver.Shared},
+		ttl:   req.TTL, floor: int64(min(req.FenceFloor, driver.MaxFence)),
 	}
 	if req.Tokens > 1 && !a.shares { // a power of two, for few texts of statements
 		a.tokens = 1 << (bits.Len32(req.Tokens) - 1)
@@ -186,15 +172,20 @@ func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Leas
 // An attempt is a call of Acquire under way.
 type attempt struct {
 	*call
+	claim
+	tokens uint32 // the length of the range; zero: one token
+	ttl    time.Duration
+	floor  int64
+	start  time.Time // before the first statement that may take the lock
+	sent   bool      // true: such a statement may have taken effect
+}
+
+// A claim is what an attempt has, and its lease: an owner, and statements that make it that of a key.
+type claim struct {
 	name, owner []byte
-	shares      bool   // it is for the shared mode
-	tokens      uint32 // the length of the range; zero: one token
-	ttl         time.Duration
-	floor       int64
-	start       time.Time // before the first statement that may take the lock
-	latest      int64     // the last not-after of such a statement
-	sent        bool      // true: such a statement may have taken effect
-	again       bool      // such a statement was sent more than once
+	shares      bool  // it is for the shared mode
+	latest      int64 // by the server's clock: it refuses such a statement that arrives later
+	again       bool  // such a statement was sent more than once
 }
 
 // run repeats statements until there is a verdict. There is a further round only if another
@@ -203,7 +194,7 @@ func (a *attempt) run() (_ driver.Lease, err error) {
 	defer func() {
 		if err != nil && a.sent {
 			end, _ := a.Deadline()
-			a.b.undoLater(end.Add(a.ttl+time.Second), pendingUndo{name: a.name, owner: a.owner, settled: a.latest, once: !a.again, shared: a.shares})
+			a.b.undoLater(end.Add(a.ttl+time.Second), a.claim)
 		}
 	}()
 	if a.shares {
@@ -309,18 +300,11 @@ func (a *attempt) make(text string, args ...any) (driver.Lease, error) {
 }
 
 func (a *attempt) granted(fence uint64) driver.Lease {
-	l := &lease{b: a.b, name: a.name, owner: a.owner, fence: int64(fence)}
-	if a.again {
-		l.settled = a.latest
-	}
 	a.b.mu.Lock()
 	delete(a.b.held, string(a.name)) // the next attempt of a lone user is one statement again
 	a.b.mu.Unlock()
-	renew, release := l.renew, l.release
-	if a.shares {
-		renew, release = l.extend, l.leave
-	}
-	l.Lease = base.NewLease(&a.b.calls, a.b.info, driver.Grant{Expires: driver.Expires(a.start, a.ttl), Fence: fence, Tokens: a.tokens}, renew, release)
+	l := &lease{claim: a.claim, b: a.b, fence: int64(fence)}
+	l.Lease = base.NewLease(&a.b.calls, a.b.info, driver.Grant{Expires: driver.Expires(a.start, a.ttl), Fence: fence, Tokens: a.tokens}, l.renew, l.release)
 	return l.Lease
 }
 
@@ -330,10 +314,4 @@ func (a *attempt) granted(fence uint64) driver.Lease {
 func (b *Backend) Close() error {
 	b.calls.Close()
 	return nil
-}
-
-func (b *Backend) report(n driver.Notice) {
-	if b.opt.Notify != nil {
-		b.opt.Notify(n)
-	}
 }

@@ -8,7 +8,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
@@ -19,14 +19,12 @@ import (
 type call struct {
 	*base.Call
 	b        *Backend
-	ctx      context.Context // of its statements
-	asked    bool            // the last statement had a connection: it may have reached the server
-	looks    bool            // it does not make the table
-	slots    chan struct{}   // bounds its statements and others
-	repeated bool            // the last statement was repeated, and the first try may have taken effect
+	asked    bool          // the last statement had a connection: it may have reached the server
+	slots    chan struct{} // bounds its statements and others
+	repeated bool          // the last statement was repeated, and the first try may have taken effect
 }
 
-func (b *Backend) newCall(c *base.Call) *call { return &call{Call: c, b: b, ctx: c, slots: b.others} }
+func (b *Backend) newCall(c *base.Call) *call { return &call{Call: c, b: b, slots: b.others} }
 
 // do runs f on a connection. It repeats f while the error says that it had no effect and may
 // succeed soon: a deadlock, a serialization failure, a busy SQLite. It translates any other
@@ -49,14 +47,8 @@ func (c *call) do(f func(ctx context.Context, conn *sql.Conn) error) error {
 			continue
 		}
 		kind, reason := c.b.dialect.verdictOf(err)
-		if kind == again && c.ctx.Err() == nil {
-			t := time.NewTimer(pause/2 + rand.N(pause))
-			select {
-			case <-t.C:
-				continue
-			case <-c.ctx.Done():
-				t.Stop()
-			}
+		if kind == again && base.Pause(c, pause/2+rand.N(pause)) {
+			continue
 		}
 		return c.translate(kind, reason, err)
 	}
@@ -68,11 +60,11 @@ func (c *call) try(f func(ctx context.Context, conn *sql.Conn) error) (err error
 	asked := false
 	select {
 	case c.slots <- struct{}{}:
-	case <-c.ctx.Done():
-		return c.ctx.Err()
+	case <-c.Done():
+		return c.Err()
 	}
-	defer func() { c.leaveSlot(asked && err != nil && c.ctx.Err() != nil) }()
-	conn, err := c.b.db.Conn(c.ctx)
+	defer func() { c.leaveSlot(asked && err != nil && c.Err() != nil) }()
+	conn, err := c.b.db.Conn(c)
 	if err != nil {
 		return err
 	}
@@ -84,7 +76,7 @@ func (c *call) try(f func(ctx context.Context, conn *sql.Conn) error) (err error
 			_ = conn.Raw(func(any) error { return sqldriver.ErrBadConn }) // closes the connection
 		}
 	}()
-	return f(c.ctx, conn)
+	return f(c, conn)
 }
 
 // leaveSlot frees the slot of a statement. If its caller abandoned it, its connection is closed, but
@@ -199,7 +191,7 @@ type row struct {
 	fence            uint64
 	now              int64 // by the server's clock, in microseconds since 1970, as the others
 	granted, expires int64
-	column           string   // of the readers
+	column           string   // of the readers, if they are the owner
 	readers          []reader // those that have the key
 }
 
@@ -229,31 +221,38 @@ func (r *row) heldError() error {
 
 // look asks for a key's row.
 func (c *call) look(name []byte) (r row, err error) {
-	var owner, readers []byte
-	var fence, granted, expires sql.NullInt64
 	var sent time.Time
 	q, args := c.b.dialect.bind(c.b.sql.look, []any{name})
-	err = c.do(func(ctx context.Context, conn *sql.Conn) error {
+	err = c.do(func(ctx context.Context, conn *sql.Conn) (err error) {
 		sent = time.Now()
-		return conn.QueryRowContext(ctx, q, args...).Scan(&r.now, &owner, &readers, &fence, &granted, &expires)
+		r, err = c.b.dialect.row(conn.QueryRowContext(ctx, q, args...).Scan)
+		return err
 	})
-	if err != nil {
-		return r, err
+	if err == nil {
+		c.b.clock.learn(r.now, sent)
 	}
-	c.b.clock.learn(r.now, sent)
-	r.name, r.exists, r.fence = string(name), fence.Valid, uint64(max(0, fence.Int64))
-	r.granted, r.expires = granted.Int64, expires.Int64
-	return r, r.belongsTo(c.b.dialect, owner, readers)
+	return r, err
 }
 
-// belongsTo sets the owner of a row, and its readers if they have the key, as they were sent.
-func (r *row) belongsTo(d Dialect, owner, readers []byte) error {
-	owner, err := d.decode(owner)
-	if r.owner = string(owner); err == nil && r.shared() {
-		readers, err = d.decode(readers)
-		r.column, r.readers = string(readers), readersIn(string(readers), r.now)
+// row reads what look and list select.
+func (d Dialect) row(scan func(...any) error) (r row, err error) {
+	var name, owner, readers []byte
+	var fence, granted, expires sql.NullInt64
+	if err := scan(&r.now, &name, &owner, &readers, &fence, &granted, &expires); err != nil {
+		return r, err
 	}
-	return err
+	for sent, to := range map[*[]byte]*string{&name: &r.name, &owner: &r.owner, &readers: &r.column} {
+		b, err := d.decode(*sent)
+		if err != nil {
+			return r, err
+		}
+		*to = string(b)
+	}
+	r.exists, r.fence, r.granted, r.expires = fence.Valid, uint64(max(0, fence.Int64)), granted.Int64, expires.Int64
+	if r.shared() {
+		r.readers = readersIn(r.column, r.now)
+	}
+	return r, nil
 }
 
 // notAfter returns the call's deadline by the server's clock.
@@ -269,26 +268,21 @@ func micros(d time.Duration) int64 { return int64((d + time.Microsecond - 1) / t
 type clock struct {
 	base time.Time // an instant of this process
 
-	mu    sync.Mutex
-	known bool
-	ahead int64 // the highest possible reading of the server's clock at base, in microseconds
+	ahead atomic.Int64 // the highest possible reading of the server's clock at base, in microseconds; zero: unknown
 }
 
 // learn stores a reading of the server's clock, from the answer to a question that was sent at
 // this instant. The server read its clock after that instant, so the estimate is an upper
 // bound.
 func (k *clock) learn(now int64, sent time.Time) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.known, k.ahead = true, now-sent.Sub(k.base).Microseconds()
+	k.ahead.Store(now - sent.Sub(k.base).Microseconds())
 }
 
 // at returns the highest possible reading of the server's clock at an instant.
 func (k *clock) at(t time.Time) int64 {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if !k.known {
+	ahead := k.ahead.Load()
+	if ahead == 0 {
 		return math.MaxInt64
 	}
-	return k.ahead + t.Sub(k.base).Microseconds() + 1
+	return ahead + t.Sub(k.base).Microseconds() + 1
 }

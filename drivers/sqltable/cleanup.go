@@ -11,18 +11,10 @@ import (
 	"github.com/redlock-go/redlock/driver/base"
 )
 
-// A pendingUndo is a failed attempt whose effect is unknown, or a released one of which a statement
-// may still arrive.
-type pendingUndo struct {
-	name, owner []byte
-	settled     int64 // by the server's clock: the server refuses statements that arrive later
-	once        bool  // the statement was sent once: when it is undone no other can arrive
-	shared      bool  // the attempt was for the shared mode
-}
-
 // undoLater frees the lock that an attempt may have taken, at once and until its statement can no
-// longer arrive. If that takes effect meanwhile, the lock ends by itself at until.
-func (b *Backend) undoLater(until time.Time, x pendingUndo) {
+// longer arrive: if it was sent once, until it is undone. If it takes effect meanwhile, the lock ends by
+// itself at until.
+func (b *Backend) undoLater(until time.Time, x claim) {
 	b.calls.Undo(until, func(call *base.Call) error {
 		c := b.newCall(call)
 		c.slots = b.undoing
@@ -30,15 +22,13 @@ func (b *Backend) undoLater(until time.Time, x pendingUndo) {
 		if err != nil {
 			return err
 		}
-		n := int64(0)
-		if !x.shared {
+		n := int64(1)
+		if !x.shares {
 			n, err = c.exec(b.sql.undo, x.name, x.owner)
-		} else if err = c.part(x.name, x.owner, 0); err == nil {
-			n = 1
-		} else if errors.Is(err, driver.ErrLost) {
-			err = nil
+		} else if err = c.part(x.name, x.owner, 0); errors.Is(err, driver.ErrLost) {
+			n, err = 0, nil
 		}
-		if err == nil && (n == 0 || !x.once) && r.now <= x.settled {
+		if err == nil && (n == 0 || x.again) && r.now <= x.latest {
 			return base.ErrUnsettled
 		}
 		return err
@@ -68,8 +58,8 @@ func (b *Backend) cleanUp() {
 	if idle {
 		b.calls.Go(func(ctx context.Context) {
 			err := b.calls.Do(ctx, 10*b.opt.CallTimeout, func(call *base.Call) error { return b.newCall(call).clean(cleanInterval, keptFree) })
-			if err != nil && !b.calls.Closed() {
-				b.report(driver.Notice{Kind: driver.NoticeDegraded, Node: b.String(), Err: err, Detail: "rows of keys that are no longer used could not be deleted; another try follows"})
+			if err != nil && !b.calls.Closed() && b.opt.Notify != nil {
+				b.opt.Notify(driver.Notice{Kind: driver.NoticeDegraded, Node: b.String(), Err: err, Detail: "rows of keys that are no longer used could not be deleted; another try follows"})
 			}
 		})
 	}

@@ -50,7 +50,7 @@ const layout = "dlock1"
 //	GREATEST  the larger of two
 //	LEAST     the smaller of two
 //	TOKEN(x)  x, which is sent to the client
-//	BYTES(x)  x, in a form that the client's settings do not change: see decode
+//	BYTES(x, 'hex')  x, in a form that the client's settings do not change: see decode
 //	$1        an argument
 //
 // A row is a key. It is free if it has no owner, or if its owner's time is over. The row of the
@@ -84,7 +84,7 @@ var common = statements{
 	take: `UPDATE TABLE SET owner = $2, fence = TOKEN(GREATEST(fence + 1, ` + floorOf + `)), granted = NOW, expires = NOW + $3
 		WHERE name = $1 AND (owner = MARK OR expires <= NOW) AND NOW <= $4 AND fence < ` + maxFence,
 	// look reads a key's row, or the mark: nulls mean that there is no row.
-	look: `SELECT NOW, BYTES(k.owner), BYTES(k.readers), k.fence, k.granted, k.expires FROM (SELECT 1 AS one) AS o LEFT JOIN TABLE AS k ON k.name = $1`,
+	look: `SELECT ` + columns + ` FROM (SELECT 1 AS one) AS o LEFT JOIN TABLE AS k ON k.name = $1`,
 	// grow makes the row of a key without one, as held. It locks the mark, so that the mark is
 	// not raised meanwhile.
 	grow: `INSERT INTO TABLE (name, owner, fence, granted, expires)
@@ -104,14 +104,14 @@ var common = statements{
 	due: `UPDATE TABLE SET expires = NOW + $2 WHERE name = MARK AND owner = $1 AND (expires <= NOW OR expires > NOW + 2 * $2)`,
 	// old selects keys that have been free for long, and whose tokens are not at their end: the
 	// mark of such a key would end the tokens of all keys. $1 microseconds, $2 how many at most.
-	old: `SELECT BYTES(name), fence FROM TABLE WHERE name > MARK AND expires < NOW - $1 AND fence < ` + maxFence + ` LIMIT $2`,
+	old: `SELECT BYTES(name, 'hex'), fence FROM TABLE WHERE name > MARK AND expires < NOW - $1 AND fence < ` + maxFence + ` LIMIT $2`,
 	// raise raises the mark. $1 token.
 	raise: `UPDATE TABLE SET fence = GREATEST(fence, $1) WHERE name = MARK`,
 	// remove deletes rows that are still free. $1 microseconds, $2 token; then the names.
 	remove: `DELETE FROM TABLE WHERE expires < NOW - $1 AND fence <= $2 AND name IN (NAMES)`,
 	// list selects the held keys between two names, in order: after $1, at least $2, below $3,
 	// at most $4 of them.
-	list: `SELECT NOW, BYTES(name), BYTES(owner), BYTES(readers), fence, granted, expires FROM TABLE
+	list: `SELECT ` + columns + ` FROM TABLE AS k
 		WHERE name > $1 AND name >= $2 AND ($3 = MARK OR name < $3) AND owner > MARK AND expires > NOW ORDER BY name LIMIT $4`,
 
 	// join adds a reader. $1 name, $2 its entry up to the token, $3 its end, $4 not-after, $5 floor.
@@ -131,6 +131,9 @@ var common = statements{
 	// in before this time is over.
 	close: `UPDATE TABLE AS l SET granted = NOW + $2 WHERE l.name = $1 AND ` + sharing + ` AND l.granted < NOW + $3`,
 }
+
+// columns are those of a row; that of the readers only if it counts.
+const columns = `NOW, BYTES(k.name, 'hex'), BYTES(k.owner, 'hex'), CASE WHEN k.owner = READERS THEN BYTES(k.readers, 'hex') END, k.fence, k.granted, k.expires`
 
 const (
 	sharing = `l.owner = READERS AND l.expires > NOW`                                    // readers have the key
@@ -156,7 +159,7 @@ func (d Dialect) texts(table string, wait time.Duration) statements {
 		s.grow += ` LOCK IN SHARE MODE`
 		s.begin = strings.Replace(s.begin, "INSERT", "INSERT IGNORE", 1)
 		s.translate("ONE_MARK WHERE", `TABLE AS m WHERE m.name = MARK AND m.owner = `+d.literal([]byte(layout))+` AND`,
-			"TOKEN", "LAST_INSERT_ID", "BYTES", "",
+			"TOKEN", "LAST_INSERT_ID", "BYTES", "", ", 'hex'", "",
 			"ADDED", `CONCAT(`+among+`, $2, NEXT, '|')`, "REPLACED", `REPLACE(l.readers, $2, $3)`, "HAS", `LOCATE($2, l.readers) > 0`, "NEXT", next)
 	case Postgres:
 		// A statement that waited for a row does not check its conditions again if the row did
@@ -182,20 +185,18 @@ func (d Dialect) texts(table string, wait time.Duration) statements {
 		s.translate("ADDED", among+` || $2::bytea || convert_to(l.next::text, 'UTF8') || '|'::bytea`, "NEXT", "l.next",
 			"REPLACED", `overlay(l.readers placing $3::bytea from position($2::bytea in l.readers) for length($2::bytea))`, "HAS", `position($2::bytea in l.readers) > 0`)
 		s.translate("ONE_MARK", `(SELECT fence FROM TABLE WHERE name = MARK AND owner = `+d.literal([]byte(layout))+patient+` FOR SHARE) AS m`,
-			"TOKEN", "", "BYTES(k.owner)", "encode(k.owner, 'hex')",
-			"BYTES(owner)", "encode(owner, 'hex')", "BYTES(name)", "encode(name, 'hex')", "BYTES(readers)", "encode(readers, 'hex')", "BYTES(k.readers)", "encode(k.readers, 'hex')",
+			"TOKEN", "", "BYTES", "encode",
 			// Where the position of an argument does not show its type.
 			"$5 = 0", "$5::bigint = 0", "SELECT $1, $2,", "SELECT $1::bytea, $2::bytea,")
 	case SQLite:
-		// Somebody may have written a text, which is not equal to the same bytes.
 		s.translate("ADDED", `CAST(`+among+` || $2 || NEXT || '|' AS BLOB)`, "REPLACED", `CAST(replace(l.readers, $2, $3) AS BLOB)`,
-			"HAS", `instr(CAST(l.readers AS BLOB), $2) > 0`, "NEXT", next, "l.owner", "CAST(l.owner AS BLOB)", "l.readers = $2", "CAST(l.readers AS BLOB) = $2", "(owner = MARK", "(CAST(owner AS BLOB) = MARK", "owner > MARK", "CAST(owner AS BLOB) > MARK")
+			"HAS", `instr(CAST(l.readers AS BLOB), $2) > 0`, "NEXT", next)
 		s.take += ` RETURNING fence, NOW`
 		s.join += ` RETURNING fence, NOW`
 		s.grow += ` ON CONFLICT (name) DO NOTHING RETURNING fence, NOW`
 		s.begin += ` ON CONFLICT (name) DO NOTHING`
-		s.translate("ONE_MARK WHERE", `TABLE AS m WHERE m.name = MARK AND CAST(m.owner AS BLOB) = `+d.literal([]byte(layout))+` AND`,
-			"TOKEN", "", "BYTES", "", "GREATEST", "max", "LEAST", "min", "$", "?")
+		s.translate("ONE_MARK WHERE", `TABLE AS m WHERE m.name = MARK AND m.owner = `+d.literal([]byte(layout))+` AND`,
+			"TOKEN", "", "BYTES", "", ", 'hex'", "", "GREATEST", "max", "LEAST", "min", "$", "?")
 	}
 	// A key that is kept for a writer is free for it.
 	s.takeKept = strings.Replace(s.take, "= MARK OR", "IN (MARK, KEPT) OR", 1)

@@ -29,7 +29,7 @@ tokens has their number behind it, a power of two: "owner+8".
 	dlock bootstrap --sql --url mysql://…
 
 prints the statement that makes the table, and [Backend.SetupSQL] returns it. The parameter
-setup=true, at the first lock, or [Backend.Setup] makes it. Nothing else needs a right but SELECT,
+setup=true makes it at the first call. Nothing else needs a right but SELECT,
 INSERT, UPDATE and DELETE on it. Rows of keys that have not been used for two minutes are deleted,
 by one client a minute; before that the row without a name is raised to the largest of their tokens,
 above which every new row begins, so that tokens rise whatever the server's clock does. Its owner is

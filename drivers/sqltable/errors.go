@@ -136,11 +136,13 @@ func (c *call) translate(k kind, reason string, err error) error {
 	switch k {
 	case missing:
 		b.forget()
-		what := &missingError{"table " + b.opt.Table}
+		what := "table " + b.opt.Table
 		if file := (*fs.PathError)(nil); errors.As(err, &file) {
-			what.what = "file " + file.Path
+			what = "file " + file.Path
 		}
-		return &driver.RefusedError{Reason: fmt.Sprintf("%s: there is no %s; an administrator must run: %s", b.info.Name, what.what, b.SetupSQL("")), Err: what}
+		no.Reason = fmt.Sprintf("%s: there is no %s; an administrator must run: %s", b.info.Name, what, b.SetupSQL(""))
+		no.Err = errMissing
+		return no
 	case never:
 		return no
 	case later:
@@ -158,15 +160,8 @@ func (c *call) translate(k kind, reason string, err error) error {
 	return c.Failed(err)
 }
 
-// missingError is the inner error of the refusal when the table or SQLite's file is missing.
-type missingError struct{ what string }
-
-func (*missingError) Error() string { return "dlock bootstrap --sql prints this as well" }
-
-// toMake returns what a call lacks according to its error, if the first lock makes it.
-func (b *Backend) toMake(err error) (no *missingError, ok bool) {
-	return no, b.opt.Setup && errors.As(err, &no)
-}
+// errMissing is the inner error of the refusal when the table or SQLite's file is missing.
+var errMissing = errors.New("dlock bootstrap --sql prints this as well")
 
 // nothingHappened reports whether an error of ours says that the statement had no effect.
 func nothingHappened(err error) bool { return errors.Is(err, driver.ErrRefused) }

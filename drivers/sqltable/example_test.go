@@ -50,11 +50,8 @@ func ExampleNew() {
 		log.Fatal(err)
 	}
 	defer db.Close()
-	backend, err := sqltable.New(db, sqltable.SQLite, &sqltable.Options{Table: "locks"})
+	backend, err := sqltable.New(db, sqltable.SQLite, &sqltable.Options{Table: "locks", Setup: true}) // or in a migration: SetupSQL
 	if err != nil {
-		log.Fatal(err)
-	}
-	if err := backend.Setup(context.Background()); err != nil { // or in a migration: SetupSQL
 		log.Fatal(err)
 	}
 	locks, err := dlock.New(backend)

@@ -1,15 +1,12 @@
 package sqltable
 
 import (
-	"context"
 	"database/sql"
 	"errors"
 	"strings"
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
-	"github.com/redlock-go/redlock/driver/base"
-	"github.com/redlock-go/redlock/drivers/sqltable/internal/setup"
 )
 
 // greetingLife is how long the answer to the first question stays valid.
@@ -26,7 +23,7 @@ func (c *call) greet() error {
 	select {
 	case b.greeting <- struct{}{}:
 		defer func() { <-b.greeting }()
-	case <-c.ctx.Done():
+	case <-c.Done():
 		return c.Over()
 	}
 	if b.greetedAlready() {
@@ -40,32 +37,24 @@ func (c *call) greet() error {
 	if err == nil {
 		err = c.hello()
 	}
-	if _, ok := b.toMake(err); ok && !c.looks {
+	if b.opt.Setup && errors.Is(err, errMissing) {
 		if err = c.setup(); err == nil {
 			err = c.hello()
 		}
 	}
-	if err != nil {
-		return err
+	if err == nil {
+		b.greeted.Store(&start)
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.greeted = start
-	return nil
+	return err
 }
 
 func (b *Backend) greetedAlready() bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return !b.greeted.IsZero() && time.Since(b.greeted) < greetingLife
+	at := b.greeted.Load()
+	return at != nil && time.Since(*at) < greetingLife
 }
 
 // forget makes the next call ask the first question again.
-func (b *Backend) forget() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.greeted = time.Time{}
-}
+func (b *Backend) forget() { b.greeted.Store(nil) }
 
 // hello reads the mark, and makes it if there is none.
 func (c *call) hello() error {
@@ -158,14 +147,8 @@ func (b *Backend) SetupSQL(role string) string {
 	return s
 }
 
-// Setup makes the table, and the file of a sqlite: URL, if it is not there. It needs the right to
-// create tables, which nothing else of a backend does.
-func (b *Backend) Setup(ctx context.Context) error {
-	return b.calls.Do(ctx, 10*b.opt.CallTimeout, func(call *base.Call) error { return b.newCall(call).setup() })
-}
-
+// setup makes the table.
 func (c *call) setup() error {
-	c.ctx = setup.Context(c.ctx)
 	err := c.ensure(c.b.dialect.createTable(c.b.opt.Table))
 	var refused *driver.RefusedError
 	if err == nil || c.hello() == nil { // two made it at the same time

@@ -15,7 +15,6 @@ import (
 func (b *Backend) inspect(ctx context.Context, f func(*call) error) error {
 	return b.calls.Do(ctx, b.calls.Bound(0), func(call *base.Call) error {
 		c := b.newCall(call)
-		c.looks = true
 		if err := c.greet(); err != nil {
 			return err
 		}
@@ -33,9 +32,6 @@ func (b *Backend) Lookup(ctx context.Context, key string) (*driver.State, error)
 		r, err = c.look([]byte(b.opt.Prefix + key))
 		return err
 	})
-	if _, ok := b.toMake(err); ok {
-		return &driver.State{Key: key}, nil
-	}
 	if err != nil {
 		return nil, err
 	}
@@ -76,24 +72,11 @@ func (b *Backend) List(ctx context.Context, prefix string, yield func(*driver.St
 		err := b.inspect(ctx, func(c *call) error {
 			rows = nil
 			return c.query(b.sql.list, []any{last, []byte(whole), after(whole), int64(page)}, func(s *sql.Rows) error {
-				var name, owner, readers []byte
-				var fence int64
-				r := row{exists: true}
-				err := s.Scan(&r.now, &name, &owner, &readers, &fence, &r.granted, &r.expires)
-				if err == nil {
-					name, err = b.dialect.decode(name)
-				}
-				if err == nil {
-					err = r.belongsTo(b.dialect, owner, readers)
-				}
-				r.name, r.fence = string(name), uint64(max(0, fence))
+				r, err := b.dialect.row(s.Scan)
 				rows = append(rows, r)
 				return err
 			})
 		})
-		if _, ok := b.toMake(err); ok {
-			return nil
-		}
 		if err != nil {
 			return err
 		}
@@ -117,7 +100,7 @@ func (b *Backend) Break(ctx context.Context, key string, h driver.Holder) error 
 	case h.Fence > driver.MaxFence:
 		return driver.ErrLost
 	}
-	err := b.inspect(ctx, func(c *call) error {
+	return b.inspect(ctx, func(c *call) error {
 		r, err := c.look([]byte(b.opt.Prefix + key))
 		if err != nil {
 			return err
@@ -134,10 +117,6 @@ func (b *Backend) Break(ctx context.Context, key string, h driver.Holder) error 
 		}
 		return err
 	})
-	if _, ok := b.toMake(err); ok {
-		return driver.ErrLost
-	}
-	return err
 }
 
 // Check examines the server and the table.
@@ -169,10 +148,6 @@ func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 			return err
 		})
 	})
-	if no, ok := b.toMake(err); ok {
-		f.Add("no-table", driver.SeverityNote, "check again after that", "there is no %s: the first lock makes it", no.what)
-		err = nil
-	}
 	return f.Result(err)
 }
 

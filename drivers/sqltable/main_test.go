@@ -203,7 +203,6 @@ func TestDialects(t *testing.T) {
 				{"tokens over a clean-up", tokensOverACleanUp, nil},
 				{"clean-up beside users", cleanUpBesideUsers, nil},
 				{"late statement", lateStatement, withServer},
-				{"closed under an attempt", closedUnderAnAttempt, withServer},
 				{"broken repeat", brokenRepeat, nil},
 				{"overtaken", overtaken, nil},
 				{"broken setup", brokenSetup, nil},
@@ -214,8 +213,7 @@ func TestDialects(t *testing.T) {
 				{"clients", clients, nil},
 				{"set up by many", setUpByMany, nil},
 				{"foreign values", foreignValues, nil},
-				{"texts", texts, onSQLite},
-				{"wrong clock", wrongClock, onMySQL},
+				{"file locked", fileLocked, func(p *place) bool { return p.server == nil }},
 				{"clusters", clusters, onMySQL},
 				{"fence", fences, nil},
 				{"urls", urls, nil},
@@ -240,9 +238,6 @@ func TestDialects(t *testing.T) {
 
 // withServer: a proxy can stand before the database, and rows are locked.
 func withServer(p *place) bool { return p.server != nil }
-
-// onSQLite: the columns of other databases have types.
-func onSQLite(p *place) bool { return p.dialect == sqltable.SQLite }
 
 // onMySQL: the test needs what only MySQL has, or one server is enough for it.
 func onMySQL(p *place) bool { return p.dialect == sqltable.MySQL }

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
-	"github.com/redlock-go/redlock/driver/base"
 )
 
 // While readers hold a key, the owner in its row is this text, and the row's end is the latest of
@@ -116,54 +115,6 @@ func (a *attempt) share() (driver.Lease, error) {
 			return nil, err
 		}
 	}
-}
-
-// extend renews a reader.
-func (l *lease) extend(call *base.Call, r *driver.Renewal) (driver.Grant, error) {
-	c := l.b.newCall(call)
-	for {
-		if err := c.Over(); err != nil {
-			return driver.Grant{}, err
-		}
-		if err := c.greet(); err != nil {
-			return driver.Grant{}, err
-		}
-		start := time.Now()
-		row, err := c.look(l.name)
-		if err != nil {
-			return driver.Grant{}, err
-		}
-		old := row.reader(l.owner, l.fence)
-		if old == nil {
-			return driver.Grant{}, driver.ErrLost
-		}
-		end := row.now + micros(max(r.TTL, r.Keep))
-		text := fmt.Appendf(nil, "%s %d %d %d|", old.owner, old.since, end, old.fence)
-		n, err := c.exec(l.b.sql.edit, l.name, []byte(old.text), text, end, c.notAfter(), old.end)
-		if err != nil {
-			return driver.Grant{}, err
-		}
-		if n > 0 {
-			if end < old.end {
-				_, _ = c.settleRest(l.name)
-			}
-			g := l.Grant()
-			if r.TTL > 0 {
-				g.Expires = driver.Expires(start, r.TTL)
-			}
-			return g, nil
-		}
-	}
-}
-
-// leave releases a reader.
-func (l *lease) leave(call *base.Call) error {
-	c := l.b.newCall(call)
-	err := c.part(l.name, l.owner, l.fence)
-	if err == nil && l.settled > 0 {
-		l.b.undoLater(l.Grant().Expires.Add(time.Second), pendingUndo{name: l.name, owner: l.owner, settled: l.settled, shared: true})
-	}
-	return err
 }
 
 // part takes a key from the reader with this owner, or this token, or returns ErrLost.

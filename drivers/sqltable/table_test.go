@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -21,7 +20,6 @@ import (
 	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 	"github.com/redlock-go/redlock/drivers/sqltable"
 	"github.com/redlock-go/redlock/drivers/sqltable/mysql"
-	"github.com/redlock-go/redlock/redlocktest"
 	"github.com/redlock-go/redlock/redlocktest/fault"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
@@ -125,46 +123,6 @@ func lateStatement(t *testing.T, p *place) {
 	for range 20 { // whenever it takes effect
 		drivertest.Release(t, must(t, other, request(key)))
 	}
-}
-
-// Close ends an attempt whose statement the server has carried out, and undoes it: no lock stays
-// that nobody has.
-func closedUnderAnAttempt(t *testing.T, p *place) {
-	other, proxy := p.open(t), fault.NewProxy(t, p.server.Addr())
-	b, err := p.driver.Open(&driver.Config{DSN: strings.Replace(p.url, p.server.Addr(), proxy.Addr(), 1) + "&conns=1&" + patient})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ready(t, b)
-	taken := make(chan struct{})
-	var lost atomic.Bool
-	proxy.Judge(fault.ToClient, func(_ int64, chunk []byte) (int, fault.Action) {
-		s, err := other.Lookup(context.Background(), "k")
-		if err != nil || len(s.Holders) == 0 || lost.Swap(true) {
-			return len(chunk), fault.Pass
-		}
-		close(taken)
-		return 0, fault.Mute
-	})
-	failed := make(chan error)
-	go func() {
-		_, err := b.Acquire(context.Background(), request("k"))
-		failed <- err
-	}()
-	select {
-	case <-taken:
-	case err := <-failed:
-		t.Fatalf("no answer was held back: %v", err)
-	}
-	closed := make(chan error)
-	go func() { closed <- b.Close() }()
-	if err := <-failed; !errors.Is(err, driver.ErrClosed) {
-		t.Errorf("Acquire gives %v, not ErrClosed", err)
-	}
-	if err := <-closed; err != nil {
-		t.Error(err)
-	}
-	drivertest.Release(t, must(t, other, request("k")))
 }
 
 // breaking opens connections of which some statements fail: fails returns the error of a statement,
@@ -402,125 +360,66 @@ func setUpByMany(t *testing.T, p *place) {
 	wg.Wait()
 }
 
-// wrongClock: a server whose clock is wrong is found, until the clock is right again.
-func wrongClock(t *testing.T, p *place) {
-	db := database(t, p.dsn[0], p.dsn[1])
-	db.SetMaxOpenConns(1)
-	clock := func(unix string) {
-		t.Helper()
-		if _, err := db.ExecContext(t.Context(), "SET timestamp = "+unix); err != nil {
-			t.Fatal(err)
-		}
-	}
-	b := p.on(t, db, &sqltable.Options{Table: p.table, Setup: true, CallTimeout: 30 * time.Second})
-	_ = must(t, b, request("k")).Release(t.Context()) // the table
-	clock("1700000000")
-	drivertest.AwaitFinding(t, b, "clock-offset")
-	clock("DEFAULT")
-	drivertest.AwaitMended(t, b, "clock-offset")
-}
-
 // loss checks that a holder learns of a loss before another owner has the lock.
 func loss(t *testing.T, p *place) { drivertest.RunLoss(t, p.harness(t), time.Second) }
 
-// A process that is stopped in the middle of a statement keeps a SQLite file locked, since it has the
-// locks of the file itself. Others are told so, and go on as soon as it does.
-func TestAProcessStoppedInAStatementKeepsTheFileLocked(t *testing.T) {
-	if testing.Short() {
-		t.Skip("starts a process")
+// noTable: every call says what is missing, and a statement that makes it, or makes it with setup=on.
+func noTable(t *testing.T, p *place) {
+	fresh := *p
+	fresh.url = strings.Replace(p.url, "setup=on", "setup=off", 1)
+	what := "no table " + p.table
+	if p.server == nil {
+		file := t.TempDir() + "/locks.db"
+		fresh.url = "sqlite://" + file + "?setup=off"
+		what = "no file " + file
 	}
-	t.Parallel()
-	p := sqlitePlace(t)
-	busy, err := redlocktest.StartClient(p.url)
-	if err != nil {
-		t.Fatal(err)
+	b := fresh.open(t)
+	_, lookupErr := b.Lookup(t.Context(), "k")
+	_, lockErr := b.Acquire(t.Context(), request("k"))
+	for _, err := range []error{
+		lookupErr, lockErr, b.Break(t.Context(), "k", driver.Holder{Fence: 1}),
+		b.List(t.Context(), "", func(*driver.State) bool { return true }),
+	} {
+		refusal(t, err, true, what, "an administrator must run: CREATE TABLE")
 	}
-	defer busy.Close() //nolint:errcheck // nothing is held
-	b, err := p.driver.Open(&driver.Config{DSN: p.url})
-	if err != nil {
-		t.Fatal(err)
+	if found, err := b.Check(t.Context()); len(found) != 1 || err != nil || !strings.Contains(found[0].Summary, what) {
+		t.Errorf("Check gives %+v, %v", found, err)
 	}
-	defer b.Close() //nolint:errcheck // nothing is held
-	stop := drivertest.Busy(busy, "of a busy process")
-	ask := func() error {
-		l, err := b.Acquire(t.Context(), request("k"))
-		if err == nil {
-			err = l.Release(t.Context())
-		}
-		return err
+	made := p.open(t)
+	if s, err := made.Lookup(t.Context(), "k"); err != nil || len(s.Holders) > 0 {
+		t.Errorf("Lookup with setup=on gives %+v, %v", s, err)
 	}
-	eventually(t, "a stop in the middle of a statement", func() bool {
-		if err := busy.Pause(); err != nil {
-			t.Fatal(err)
-		}
-		if err := ask(); err != nil && strings.Contains(err.Error(), "another process keeps the database locked") {
-			return true
-		}
-		if err := busy.Resume(); err != nil {
-			t.Fatal(err)
-		}
-		return false
-	})
-	if err := busy.Resume(); err != nil {
-		t.Fatal(err)
+	drivertest.Release(t, must(t, made, request("k")))
+	if p.server == nil {
+		return
 	}
-	eventually(t, "a lock after it", func() bool { return ask() == nil })
-	stop()
+	p.do(t, "DROP TABLE "+p.table)
+	for statement := range strings.SplitSeq(b.SetupSQL(""), ";") {
+		p.do(t, statement)
+	}
+	drivertest.Release(t, must(t, b, request("k")))
+	p.do(t, "DROP TABLE "+p.table) // under a backend that has seen it
+	_, lockErr = b.Acquire(t.Context(), request("k"))
+	refusal(t, lockErr, true, "CREATE TABLE")
 }
 
-// noTable: a look makes neither the table nor SQLite's file, and says that it is missing; so does an
-// attempt, unless it may make it, and the statement in its error is enough.
-func noTable(t *testing.T, p *place) {
-	for _, setup := range []string{"setup=off", "setup=on"} {
-		fresh := *p
-		fresh.table += strings.TrimPrefix(setup, "setup=")
-		fresh.url = strings.Replace(strings.Replace(p.url, "setup=on", setup, 1), p.table, fresh.table, 1)
-		what := "no table " + fresh.table
-		made := func() bool {
-			_, err := p.db.ExecContext(t.Context(), "SELECT count(*) FROM "+fresh.table)
-			return err == nil
-		}
-		if p.server == nil {
-			file := t.TempDir() + "/locks.db"
-			fresh.url = "sqlite://" + file + "?" + setup
-			what = "no file " + file
-			made = func() bool {
-				_, err := os.Stat(file)
-				return err == nil
-			}
-		}
-		b := fresh.open(t)
-		state, err := b.Lookup(t.Context(), "k")
-		listErr := b.List(t.Context(), "", func(*driver.State) bool { return true })
-		breakErr := b.Break(t.Context(), "k", driver.Holder{Fence: 1})
-		found, checkErr := b.Check(t.Context())
-		if len(found) != 1 || checkErr != nil || !strings.Contains(found[0].Summary, what) {
-			t.Errorf("%s: Check gives %+v, %v", setup, found, checkErr)
-		}
-		if setup == "setup=on" {
-			if err != nil || len(state.Holders) > 0 || listErr != nil || !errors.Is(breakErr, driver.ErrLost) || found[0].Code != "no-table" || made() {
-				t.Errorf("Lookup gives %+v, %v, List %v, Break %v, and Check %+v", state, err, listErr, breakErr, found)
-			}
-			drivertest.Release(t, must(t, b, request("k")))
-			continue
-		}
-		_, lockErr := b.Acquire(t.Context(), request("k"))
-		for _, err := range []error{err, listErr, breakErr, lockErr} {
-			refusal(t, err, true, what, "an administrator must run: CREATE TABLE")
-		}
-		if made() {
-			t.Error("it was made")
-		}
-		if p.server != nil {
-			for statement := range strings.SplitSeq(b.SetupSQL(""), ";") {
-				p.do(t, statement)
-			}
-			drivertest.Release(t, must(t, b, request("k")))
-			p.do(t, "DROP TABLE "+fresh.table) // under a backend that has seen it
-			_, err = b.Acquire(t.Context(), request("k"))
-			refusal(t, err, true, "CREATE TABLE")
-		}
+// SQLite locks its whole file. Others are told so, and go on as soon as it is free.
+func fileLocked(t *testing.T, p *place) {
+	b := p.open(t, "call_timeout=100ms")
+	ready(t, b)
+	tx, err := p.db.Conn(t.Context())
+	if err == nil {
+		_, err = tx.ExecContext(t.Context(), "BEGIN IMMEDIATE")
 	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = b.Acquire(t.Context(), request("k"))
+	refusal(t, err, false, "another process keeps the database locked")
+	if _, err := tx.ExecContext(t.Context(), "ROLLBACK"); err != nil {
+		t.Fatal(err)
+	}
+	ready(t, b)
 }
 
 // Keys come and go while rows are deleted all the time.

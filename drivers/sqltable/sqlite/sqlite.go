@@ -8,7 +8,7 @@
 // '%', '?', '#' and '@' in the path are percent-encoded. The parameters, beside ttl and prefix:
 //
 //	table          the table of the locks (dlock)
-//	setup          true makes the table and the file, but not its folder, at the first lock
+//	setup          true makes the table and the file, but not its folder, at the first call
 //	conns          connections at most (4)
 //	call_timeout   for one call (1s)
 //
@@ -36,7 +36,6 @@ import (
 	"github.com/redlock-go/redlock/driver/dsn"
 	"github.com/redlock-go/redlock/drivers/sqltable"
 	"github.com/redlock-go/redlock/drivers/sqltable/internal/params"
-	"github.com/redlock-go/redlock/drivers/sqltable/internal/setup"
 )
 
 func init() { dlock.Register("sqlite", Driver{}) }
@@ -59,7 +58,7 @@ func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 		return nil, err
 	}
 	o.Address = "sqlite:///" + strings.TrimPrefix((&url.URL{Path: filepath.ToSlash(path)}).EscapedPath(), "/")
-	return params.Open(sql.OpenDB(file{new(client.Driver), path}), conns, sqltable.SQLite, o)
+	return params.Open(sql.OpenDB(file{new(client.Driver), path, o.Setup}), conns, sqltable.SQLite, o)
 }
 
 // parse returns the path and the parameters of a URL.
@@ -90,10 +89,11 @@ func parse(raw string) (path, query string, err error) {
 	return path, query, nil
 }
 
-// file connects to a file. It is made for setup alone.
+// file connects to a file.
 type file struct {
 	driver sqldriver.Driver
 	path   string
+	make   bool // if it is missing
 }
 
 var _ sqldriver.Connector = file{}
@@ -103,10 +103,10 @@ func (f file) Driver() sqldriver.Driver { return f.driver }
 // Connect returns a *fs.PathError of the file if only that is missing, and of its folder if there is
 // none. A statement that finds the database locked fails at once, and the backend repeats it within
 // the call's time.
-func (f file) Connect(ctx context.Context) (sqldriver.Conn, error) {
+func (f file) Connect(context.Context) (sqldriver.Conn, error) {
 	u := url.URL{Scheme: "file", Path: filepath.ToSlash(f.path), OmitHost: true}
 	name := u.String() + "?_pragma=busy_timeout(0)&_pragma=journal_mode(WAL)&_pragma=synchronous(NORMAL)"
-	if !setup.Allowed(ctx) {
+	if !f.make {
 		name += "&mode=rw"
 	}
 	c, err := f.driver.Open(name)
@@ -117,7 +117,7 @@ func (f file) Connect(ctx context.Context) (sqldriver.Conn, error) {
 	if _, missing := os.Stat(folder); errors.Is(missing, fs.ErrNotExist) {
 		return nil, &fs.PathError{Op: "open folder", Path: folder, Err: fs.ErrNotExist} // SQLite says "out of memory"
 	}
-	if _, missing := os.Stat(f.path); errors.Is(missing, fs.ErrNotExist) && !setup.Allowed(ctx) {
+	if _, missing := os.Stat(f.path); errors.Is(missing, fs.ErrNotExist) && !f.make {
 		return nil, &fs.PathError{Op: "open", Path: f.path, Err: fs.ErrNotExist}
 	}
 	return nil, err
