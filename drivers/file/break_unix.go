@@ -5,8 +5,6 @@ package file
 import (
 	"cmp"
 	"context"
-	"errors"
-	"io/fs"
 	"os"
 
 	"github.com/redlock-go/redlock/driver"
@@ -26,15 +24,9 @@ func (b *Backend) Break(ctx context.Context, key string, h driver.Holder) error 
 	if key == "" {
 		return driver.Invalid("key", "is empty")
 	}
-	if err := b.usable(ctx); err != nil {
-		return err
-	}
-	p, err := b.folder.visit()
-	if errors.Is(err, fs.ErrNotExist) {
-		return driver.ErrLost
-	}
-	if err != nil {
-		return err
+	p, err := b.visit(ctx)
+	if p == nil {
+		return cmp.Or(err, driver.ErrLost)
 	}
 	n := names(p, b.prefix+key)
 	gate, err := b.enter(ctx, p, n)

@@ -23,35 +23,31 @@ const (
 	someKeys = 8
 )
 
-// cleaner chooses the keys that are examined next.
+// cleaner has the names of the keys that are examined next.
 type cleaner struct {
 	mu    sync.Mutex
 	names []string
 }
 
-// cleanSome is called after the grant of a new key.
+// cleanSome is called after the grant of a new key. It examines keys in random order, and reads the
+// folder only when all were examined, so that a large folder costs no more.
 func (b *Backend) cleanSome(p *place) {
 	if !removable {
 		return
 	}
-	for _, name := range b.cleaner.some(p) {
+	c := &b.cleaner
+	c.mu.Lock()
+	if len(c.names) == 0 {
+		c.names = keysOf(p.path)
+		rand.Shuffle(len(c.names), func(i, j int) { c.names[i], c.names[j] = c.names[j], c.names[i] })
+	}
+	n := min(someKeys, len(c.names))
+	next := c.names[:n]
+	c.names = c.names[n:]
+	c.mu.Unlock()
+	for _, name := range next {
 		b.removeUnused(p, name, time.Now())
 	}
-}
-
-// some returns the next keys to examine, in random order. It reads the folder only when all
-// keys were examined, so that a large folder costs no more.
-func (t *cleaner) some(p *place) []string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if len(t.names) == 0 {
-		t.names = keysOf(p.path)
-		rand.Shuffle(len(t.names), func(i, j int) { t.names[i], t.names[j] = t.names[j], t.names[i] })
-	}
-	n := min(someKeys, len(t.names))
-	next := t.names[:n]
-	t.names = t.names[n:]
-	return next
 }
 
 // keysOf returns the names of a folder's keys.

@@ -9,6 +9,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -84,6 +86,44 @@ func TestAFolderDoesNotGrowForEver(t *testing.T) {
 	b.clean(time.Now())
 	if _, err := os.Stat(folder); err == nil {
 		t.Error("a folder that was removed is back")
+	}
+}
+
+// A look or a removal takes the lock for an instant, which must never cause a refusal, and no holder
+// loses its file.
+func TestLookingAndRemovingRefuseNobody(t *testing.T) {
+	t.Parallel()
+	b := open(t, t.TempDir())
+	b.patience = time.Minute // on a busy machine a look may take long
+	var wg sync.WaitGroup
+	var over atomic.Bool
+	var removed atomic.Int64
+	defer func() { over.Store(true); wg.Wait() }()
+	for range 2 {
+		wg.Go(func() {
+			for !over.Load() {
+				if _, err := b.Lookup(context.Background(), "k"); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Go(func() {
+		for !over.Load() {
+			_, n := b.clean(time.Now().Add(time.Minute)) // as if much time had passed since each use
+			removed.Add(int64(n))
+		}
+	})
+	last := uint64(0)
+	for i := 0; i < 300 || removed.Load() == 0; i++ {
+		r := request("k")
+		r.Mode = driver.Mode(i % 2)
+		l := acquire(t, b, r)
+		if l.Grant().Fence <= last {
+			t.Errorf("token %d after %d", l.Grant().Fence, last)
+		}
+		last = l.Grant().Fence
+		release(t, l)
 	}
 }
 

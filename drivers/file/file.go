@@ -81,7 +81,6 @@ type Backend struct {
 	mu      sync.Mutex
 	closed  bool
 	leases  map[*Lease]struct{}
-	checker *time.Timer // checks that lock files are still there; nil: there was no lease yet
 	watcher watcher
 }
 
@@ -164,51 +163,16 @@ func (b *Backend) usable(ctx context.Context) error {
 // descriptor, which would free the lock.
 func (b *Backend) keep(l *Lease) error {
 	b.mu.Lock()
-	if !b.closed {
+	closed := b.closed
+	if !closed {
 		b.leases[l] = struct{}{}
-		if len(b.leases) == 1 {
-			b.checkLater()
-		}
-		b.mu.Unlock()
-		return nil
 	}
 	b.mu.Unlock()
-	_ = l.Release(context.Background()) // the lease was not returned yet
-	return driver.ErrClosed
-}
-
-// checkEvery is the time between two checks that lock files are still there.
-const checkEvery = time.Second
-
-// checkLater sets the timer for the next check. b.mu is held.
-func (b *Backend) checkLater() {
-	switch {
-	case !removable:
-	case b.checker == nil:
-		b.checker = time.AfterFunc(checkEvery, b.checkLeases)
-	default:
-		b.checker.Reset(checkEvery)
+	if closed {
+		_ = l.Release(context.Background()) // the lease was not returned yet
+		return driver.ErrClosed
 	}
-}
-
-// checkLeases ends the leases whose lock file was removed or replaced.
-func (b *Backend) checkLeases() {
-	b.mu.Lock()
-	leases := make([]*Lease, 0, len(b.leases))
-	for l := range b.leases {
-		leases = append(leases, l)
-	}
-	b.mu.Unlock()
-	for _, l := range leases {
-		if l.replaced() {
-			l.lose()
-		}
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if len(b.leases) > 0 && !b.closed {
-		b.checkLater()
-	}
+	return nil
 }
 
 func (b *Backend) forget(l *Lease) {
@@ -304,9 +268,14 @@ func (b *Backend) grant(p *place, n paths, gate, l *lock, req *driver.Request) (
 		return nil, err
 	}
 	lost := make(chan struct{})
-	return &Lease{backend: b, place: p, paths: n, lock: l, record: r, lost: lost, grant: driver.Grant{
-		Fence: fence, Tokens: req.Tokens, Clock: now.Round(0), Server: b.boot, Lost: lost,
-	}}, nil
+	lease := &Lease{
+		backend: b, place: p, paths: n, lock: l, record: r, lose: sync.OnceFunc(func() { close(lost) }),
+		grant: driver.Grant{Fence: fence, Tokens: req.Tokens, Clock: now.Round(0), Server: b.boot, Lost: lost},
+	}
+	lease.mu.Lock() // check uses the timer
+	defer lease.mu.Unlock()
+	lease.timer = time.AfterFunc(checkEvery, lease.check)
+	return lease, nil
 }
 
 // Close releases all leases, because their session ends, and stops all watching. Detached
@@ -320,9 +289,6 @@ func (b *Backend) Close() error {
 	b.closed = true
 	leases := b.leases
 	b.leases = map[*Lease]struct{}{}
-	if b.checker != nil {
-		b.checker.Stop()
-	}
 	b.mu.Unlock()
 
 	for l := range leases {

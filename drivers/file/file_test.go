@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -163,37 +162,6 @@ func TestKeysAreAnyBytesAndNeverCollide(t *testing.T) {
 			t.Errorf("file name %q", n.Name())
 		}
 	}
-}
-
-// A look takes the lock for an instant, which must never cause a refusal.
-func TestLookingRefusesNobody(t *testing.T) {
-	t.Parallel()
-	b := open(t, t.TempDir())
-	b.patience = time.Minute // on a busy machine a look may take long
-	release(t, acquire(t, b, request("k")))
-	ctx, cancel := context.WithCancel(t.Context())
-	var wg sync.WaitGroup
-	for range 2 {
-		wg.Go(func() {
-			for ctx.Err() == nil {
-				if _, err := b.Lookup(ctx, "k"); err != nil && ctx.Err() == nil {
-					t.Error(err)
-				}
-			}
-		})
-	}
-	for i := range 500 {
-		r := request("k")
-		r.Mode = driver.Mode(i % 2)
-		l, err := b.Acquire(ctx, r)
-		if err != nil {
-			t.Errorf("attempt %d: %v", i, err)
-			break
-		}
-		release(t, l.(*Lease))
-	}
-	cancel()
-	wg.Wait()
 }
 
 func TestCheckFindsNothingWrongWithALocalFolder(t *testing.T) {

@@ -93,8 +93,8 @@ func FuzzState(f *testing.F) {
 // whether the machine has restarted.
 func given(t *testing.T, d *disk) {
 	var last uint64
-	if r := read(d).latest(); r != nil {
-		last = r.fence
+	if p, err := read(d); err == nil {
+		last = p.later.fence
 	}
 	for i := range 8 {
 		fence, err := issue(d, []string{"b", "b", "b", "c", ""}[i%5], 0, 1, time.UnixMicro(0))

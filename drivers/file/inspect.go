@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
@@ -164,7 +163,7 @@ func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 	if kind := networkKind(p.path); kind != "" {
 		add("network-file-system", driver.SeverityUnsafe, "name a folder on a local disk, or use a driver with a server", "%s is on a network file system (%s): a lock may be lost without notice, or hold on one machine only", p.path, kind)
 	}
-	if err := tryOut(p.path); err != nil {
+	if err := tryOut(ctx, p.path); err != nil {
 		add("no-locks", driver.SeverityUnsafe, "name a folder that this user can write, on a local disk", "%v", err)
 	}
 	if p.shared && fi.Mode()&fs.ModeSticky == 0 {
@@ -177,32 +176,25 @@ func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 	return found.Result(nil)
 }
 
-// tryOut makes a file, and checks that two locks on it exclude each other.
-func tryOut(path string) error {
-	f, err := os.CreateTemp(path, ".check-*")
+// tryOut takes a lock in a new folder below path, and checks that it excludes another.
+func tryOut(ctx context.Context, path string) error {
+	folder, err := os.MkdirTemp(path, ".check-*")
 	if err != nil {
 		return fmt.Errorf("no file can be made: %w", err)
 	}
-	name := f.Name()
-	defer os.Remove(name) //nolint:errcheck // only the clean-up fails
-	if err := f.Close(); err != nil {
+	defer os.RemoveAll(folder) //nolint:errcheck // only the clean-up fails
+	b, err := New(&Options{Folder: folder})
+	if err != nil {
 		return err
 	}
-	p := &place{path: path, mode: 0o600, id: identity{}}
-	n := pathsOf(p, strings.TrimPrefix(name, path+string(filepath.Separator)))
-	defer os.Remove(n.lock) //nolint:errcheck // only the clean-up fails
-	for _, want := range []bool{true, false} {
-		l, err := p.openLock(n.lock, os.O_RDWR)
-		if err != nil {
-			return err
-		}
-		defer l.close()
-		ok, err := l.try(driver.Exclusive)
-		if err != nil {
-			return fmt.Errorf("no lock can be taken: %w", err)
-		}
-		if ok != want {
+	defer b.Close() //nolint:errcheck // it was for this
+	for _, want := range []error{nil, driver.ErrHeld} {
+		_, err := b.Acquire(ctx, &driver.Request{Key: "k", Owner: "check"})
+		switch {
+		case err == nil && want != nil:
 			return errors.New("two locks on one file do not exclude each other")
+		case !errors.Is(err, want):
+			return fmt.Errorf("no lock can be taken: %w", err)
 		}
 	}
 	return nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"sync"
+	"time"
 
 	"github.com/redlock-go/redlock/driver"
 )
@@ -17,30 +18,29 @@ type Lease struct {
 	fresh   bool    // the key was new
 	record  *record // what is written in the lock file
 	grant   driver.Grant
+	lose    func() // closes Lost
 
-	mu   sync.Mutex
-	lock *lock
-	over bool
-	lost chan struct{} // closed when the lease is found to be lost, and by Backend.Close
+	mu    sync.Mutex
+	lock  *lock
+	over  bool
+	timer *time.Timer // of check
 }
 
 var _ driver.Lease = (*Lease)(nil)
 
-// replaced reports whether the lock file is no longer the one that the lease locked.
-func (l *Lease) replaced() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return !l.over && !l.lock.current(l.paths.lock)
-}
+// checkEvery is the time between two checks that the lock file is still there.
+const checkEvery = time.Second
 
-// lose closes Lost.
-func (l *Lease) lose() {
+// check ends the lease if its lock file was removed or replaced.
+func (l *Lease) check() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	select {
-	case <-l.lost:
+	switch {
+	case l.over:
+	case l.lock.current(l.paths.lock):
+		l.timer.Reset(checkEvery)
 	default:
-		close(l.lost)
+		l.lose()
 	}
 }
 
@@ -70,6 +70,13 @@ func (l *Lease) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, err
 	return l.grant, nil
 }
 
+// end ends the lease for its user; l.mu is held.
+func (l *Lease) end() {
+	l.over = true
+	l.timer.Stop()
+	l.backend.forget(l)
+}
+
 // Release frees the lock, even if other processes have inherited its descriptor: to leave the
 // lock to them call Detach instead. ErrLost says that the lock file was removed or replaced
 // under the lease. It does not depend on ctx, and takes microseconds.
@@ -79,8 +86,7 @@ func (l *Lease) Release(context.Context) error {
 	if l.over {
 		return nil
 	}
-	l.over = true
-	l.backend.forget(l)
+	l.end()
 	if !l.lock.current(l.paths.lock) {
 		l.lock.free()
 		return driver.ErrLost
@@ -130,8 +136,7 @@ func (l *Lease) Detach() error {
 	if l.over {
 		return nil
 	}
-	l.over = true
-	l.backend.forget(l)
+	l.end()
 	if l.lock.file() == nil {
 		l.lock.free()
 		return nil

@@ -62,16 +62,12 @@ func (r *record) encode() []byte {
 }
 
 var (
-	errBlank   = errors.New("blank")
 	errDamaged = errors.New("damaged")
 	errLayout  = errors.New("of another layout")
 	errEnd     = errors.New("at its end")
 )
 
 func decode(block []byte) (*record, error) {
-	if len(bytes.Trim(block, "\x00")) == 0 {
-		return nil, errBlank
-	}
 	text, _, ok := bytes.Cut(block, []byte("\n"))
 	split := len(text) - len(" crc=00000000")
 	if !ok || split < 0 {
@@ -101,102 +97,79 @@ type storage interface {
 	Sync() error
 }
 
-// pair has the two records as they were read.
+// readRecord reads the record in block i.
+func readRecord(f io.ReaderAt, i int64) (*record, error) {
+	block := make([]byte, blockSize)
+	n, err := f.ReadAt(block, i*blockSize)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return nil, err
+	}
+	return decode(block[:n])
+}
+
+// pair has the two records of a counter as they were read.
 type pair struct {
-	rec [2]*record // nil where err is set
-	err [2]error
+	later, other *record // other is nil if it is damaged
+	at           int     // the block of later
 }
 
-func read(f io.ReaderAt) *pair {
-	p := &pair{}
-	for i := range p.rec {
-		block := make([]byte, blockSize)
-		n, err := f.ReadAt(block, int64(i)*blockSize)
-		if err != nil && !errors.Is(err, io.EOF) {
-			p.err[i] = err
-			continue
+// read reads a counter, which is made with both records. One may be damaged.
+func read(f io.ReaderAt) (*pair, error) {
+	var rec [2]*record
+	for i := range rec {
+		r, err := readRecord(f, int64(i))
+		if err != nil && !errors.Is(err, errDamaged) {
+			return nil, err
 		}
-		p.rec[i], p.err[i] = decode(block[:n])
+		rec[i] = r
 	}
-	return p
-}
-
-// at is the index of the later record, -1 where there is none.
-func (p *pair) at() int {
 	switch {
-	case p.rec[0] == nil && p.rec[1] == nil:
-		return -1
-	case p.rec[0] == nil || p.rec[1] != nil && p.rec[1].seq > p.rec[0].seq:
-		return 1
+	case rec[0] == nil && rec[1] == nil:
+		return nil, errDamaged
+	case rec[0] == nil || rec[1] != nil && rec[1].seq > rec[0].seq:
+		return &pair{rec[1], rec[0], 1}, nil
 	}
-	return 0
+	return &pair{rec[0], rec[1], 0}, nil
 }
-
-// latest is the later record, nil where there is none.
-func (p *pair) latest() *record {
-	if i := p.at(); i >= 0 {
-		return p.rec[i]
-	}
-	return nil
-}
-
-func (p *pair) whole() bool { return p.rec[0] != nil && p.rec[1] != nil }
 
 // counter returns the number that the next token must exceed. It is the limit if the last
 // tokens may be unknown.
-func (p *pair) counter(boot string) (uint64, error) {
-	for _, err := range p.err {
-		if err != nil && !errors.Is(err, errBlank) && !errors.Is(err, errDamaged) {
-			return 0, err
-		}
+func (p *pair) counter(boot string) uint64 {
+	switch {
+	case p.other == nil:
+		return p.later.limit
+	case p.later.boot == boot:
+		return p.later.fence
 	}
-	if p.latest() == nil {
-		return 0, errDamaged // a counter is made with both records
-	}
-	if p.whole() && p.latest().boot == boot {
-		return p.latest().fence, nil
-	}
-	var limit uint64
-	for _, r := range p.rec {
-		if r != nil {
-			limit = max(limit, r.limit, r.fence)
-		}
-	}
-	return limit, nil
+	return max(p.later.limit, p.other.limit)
 }
 
 // announced reports whether the later record has a limit without confirmation: a process died
 // before it confirmed, or the machine went down.
-func (p *pair) announced() bool { return p.whole() && !p.latest().confirmed }
+func (p *pair) announced() bool { return p.other != nil && !p.later.confirmed }
 
-// spare returns the index of the record to overwrite: a damaged one, otherwise the later one,
-// because the other has the limit that is on the disk. It does not overwrite an announced
-// limit, which may be in effect.
+// spare returns the block to overwrite: a damaged one, otherwise the later one, because the other
+// has the limit that is on the disk. It does not overwrite an announced limit, which may be in
+// effect.
 func (p *pair) spare() int {
-	for i, r := range p.rec {
-		if r == nil {
-			return i
-		}
+	if p.other == nil || p.announced() {
+		return 1 - p.at
 	}
-	if p.announced() {
-		return 1 - p.at()
-	}
-	return p.at()
+	return p.at
 }
 
 // issue draws the next n tokens and returns the last. Only one issue may run on a counter at a time.
 func issue(f storage, boot string, floor, n uint64, now time.Time) (uint64, error) {
-	p := read(f)
-	counter, err := p.counter(boot)
-	switch {
-	case err != nil:
+	p, err := read(f)
+	if err != nil {
 		return 0, err
-	case counter+n > driver.MaxFence:
+	}
+	counter, last := p.counter(boot), p.later
+	if counter+n > driver.MaxFence {
 		return 0, errEnd
 	}
-	last := p.latest()
 	r := &record{seq: last.seq + 1, fence: driver.NextFence(counter+n-1, floor, now), boot: boot}
-	if p.whole() && last.confirmed && last.boot == boot && boot != "" && r.fence <= last.limit {
+	if p.other != nil && last.confirmed && last.boot == boot && boot != "" && r.fence <= last.limit {
 		r.limit, r.confirmed = last.limit, true
 		return r.fence, write(f, p.spare(), r)
 	}
@@ -229,7 +202,10 @@ func beginAt(f storage, limit uint64) error {
 }
 
 // holder returns the record in a lock file, nil where there is none.
-func holder(f io.ReaderAt) *record { return read(f).rec[0] }
+func holder(f io.ReaderAt) *record {
+	r, _ := readRecord(f, 0) // it is for people
+	return r
+}
 
 func write(f io.WriterAt, i int, r *record) error {
 	_, err := f.WriteAt(r.encode(), int64(i)*blockSize)

@@ -169,41 +169,6 @@ func TestTokensRiseThroughCrashesPowerLossesAndABackwardClock(t *testing.T) {
 	t.Logf("%d grants, %d crashes, %d power losses", grants, crashes, losses)
 }
 
-func TestLosingOneRecordNeverLowersATokenLosingBothIsRefused(t *testing.T) {
-	now := time.Now()
-	past := now.Add(-24 * time.Hour) // the clock does not help
-	give := func(d *disk, at time.Time) (uint64, error) {
-		return issue(d, "b", 0, 1, at)
-	}
-	for grants := 1; grants < 6; grants++ {
-		for lost := range 2 {
-			for what, harm := range map[string]func(block []byte){
-				"garbled": func(b []byte) { copy(b[10:], "garbage") },
-				"zeroed":  func(b []byte) { clear(b) },
-			} {
-				d := newDisk()
-				var last uint64
-				for i := range grants {
-					last, _ = give(d, now.Add(time.Duration(i)*time.Second))
-				}
-				harm(d.cache[lost*blockSize : (lost+1)*blockSize])
-				for range 3 {
-					fence, err := give(d, past)
-					if err != nil || fence <= last {
-						t.Errorf("after %d grants, record %d %s: token %d after %d, %v", grants, lost, what, fence, last, err)
-					}
-					last = fence
-				}
-				copy(d.cache[10:], "garbage")
-				copy(d.cache[blockSize+10:], "garbage")
-				if fence, err := give(d, now); !errors.Is(err, errDamaged) {
-					t.Errorf("both garbled: token %d, %v; want a refusal", fence, err)
-				}
-			}
-		}
-	}
-}
-
 func TestOnlyANewLimitWaitsForTheDisk(t *testing.T) {
 	d := &countingDisk{disk: *newDisk()}
 	now := time.Now()

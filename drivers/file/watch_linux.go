@@ -24,6 +24,7 @@ var _ driver.Watcher = (*Backend)(nil)
 type watcher struct {
 	mu     sync.Mutex
 	events *os.File            // nil: there is no watch
+	fd     int                 // its descriptor: File.Fd would take it out of Go's poller
 	keys   map[string]*watched // by path
 	files  map[int32]*watched  // the same ones by wd
 	closed bool
@@ -56,21 +57,10 @@ func (b *Backend) Watch(ctx context.Context, key string) (<-chan struct{}, error
 	if err != nil {
 		return nil, err
 	}
-	path := names(p, b.prefix+key).lock
-	f, err := p.open(path, os.O_RDONLY) // closing a file opened with O_RDWR would signal others
-	if errors.Is(err, fs.ErrNotExist) {
-		f, err = p.open(path, os.O_RDWR)
-	}
-	if err != nil {
-		return nil, err
-	}
-	if err := f.Close(); err != nil {
-		return nil, fmt.Errorf("file: %w", err)
-	}
-	return b.watcher.add(ctx, path)
+	return b.watcher.add(ctx, p, names(p, b.prefix+key).lock)
 }
 
-func (w *watcher) add(ctx context.Context, path string) (<-chan struct{}, error) {
+func (w *watcher) add(ctx context.Context, p *place, path string) (<-chan struct{}, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.closed {
@@ -79,9 +69,16 @@ func (w *watcher) add(ctx context.Context, path string) (<-chan struct{}, error)
 	if err := w.start(); err != nil {
 		return nil, err
 	}
-	wd, err := watchFile(w.events, path)
+	wd, err := w.watch(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		var f *os.File
+		if f, err = p.open(path, os.O_RDWR); err == nil {
+			_ = f.Close() // it was not written to
+			wd, err = w.watch(path)
+		}
+	}
 	if err != nil {
-		return nil, fmt.Errorf("file: watch %s: %w", path, err)
+		return nil, refused(err, path)
 	}
 	k := w.keys[path]
 	if k == nil {
@@ -105,7 +102,7 @@ func (w *watcher) start() error {
 	if err != nil {
 		return fmt.Errorf("file: this user's inotify instances or this process's files are used up (fs.inotify.max_user_instances, ulimit -n): %w", err)
 	}
-	w.events = os.NewFile(uintptr(fd), "inotify")
+	w.fd, w.events = fd, os.NewFile(uintptr(fd), "inotify")
 	w.keys, w.files = map[string]*watched{}, map[int32]*watched{}
 	go w.listen()
 	return nil
@@ -119,11 +116,7 @@ func (w *watcher) remove(k *watched, ch chan struct{}) {
 		return
 	}
 	delete(w.keys, k.path)
-	delete(w.files, k.wd)
-	if k.echo != nil {
-		k.echo.Stop()
-	}
-	unwatchFile(w.events, k.wd)
+	w.unwatch(k)
 }
 
 // close ends the instance and wakes all watchers once more.
@@ -133,9 +126,6 @@ func (w *watcher) close() {
 	w.closed = true
 	for _, k := range w.keys {
 		k.wake()
-		if k.echo != nil {
-			k.echo.Stop()
-		}
 	}
 	clear(w.keys)
 	clear(w.files)
@@ -191,12 +181,11 @@ func (w *watcher) follow(k *watched) {
 	if w.keys[k.path] != k { // nobody watches any more
 		return
 	}
-	wd, err := watchFile(w.events, k.path)
+	wd, err := w.watch(k.path)
 	if err != nil || wd == k.wd {
 		return
 	}
-	delete(w.files, k.wd)
-	unwatchFile(w.events, k.wd)
+	w.unwatch(k)
 	k.wd = wd
 	w.files[wd] = k
 }
@@ -210,25 +199,17 @@ func (k *watched) wake() {
 	}
 }
 
-// watchFile and unwatchFile keep the instance in Go's poller, unlike File.Fd.
-func watchFile(events *os.File, path string) (int32, error) {
-	conn, err := events.SyscallConn()
+// watch watches a file; the instance is open, and w.mu is held.
+func (w *watcher) watch(path string) (int32, error) {
+	wd, err := syscall.InotifyAddWatch(w.fd, path, syscall.IN_CLOSE_WRITE|syscall.IN_ATTRIB|syscall.IN_MOVE_SELF|syscall.IN_DONT_FOLLOW)
 	if err != nil {
-		return 0, err
+		return 0, fmt.Errorf("watch %s: %w", path, err)
 	}
-	wd := 0
-	if cerr := conn.Control(func(fd uintptr) {
-		wd, err = syscall.InotifyAddWatch(int(fd), path, syscall.IN_CLOSE_WRITE|syscall.IN_ATTRIB|syscall.IN_MOVE_SELF|syscall.IN_DONT_FOLLOW)
-	}); cerr != nil {
-		return 0, cerr
-	}
-	return int32(wd), err
+	return int32(wd), nil
 }
 
-func unwatchFile(events *os.File, wd int32) {
-	if conn, err := events.SyscallConn(); err == nil {
-		_ = conn.Control(func(fd uintptr) {
-			_, _ = syscall.InotifyRmWatch(int(fd), uint32(wd)) // it may have been removed with its file
-		})
-	}
+// unwatch ends the watch of a key's file, as watch.
+func (w *watcher) unwatch(k *watched) {
+	delete(w.files, k.wd)
+	_, _ = syscall.InotifyRmWatch(w.fd, uint32(k.wd)) // it may have been removed with its file
 }

@@ -108,26 +108,6 @@ func TestARetriedRequestHasTheTokenThatItHas(t *testing.T) {
 	})
 }
 
-func TestAWaitCountsFromItsConfirmation(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := New()
-		l := acquire(t, b, request("k"))
-		e := b.space.entries["k"]
-		w := e.enqueue(b, request("k"), time.Now())
-		release(t, l) // grants it to w, whose goroutine is slow to hear of it
-		time.Sleep(ttl - time.Second)
-		got, err := b.confirm(t.Context(), w)
-		if err != nil || got == nil {
-			t.Fatalf("confirm: %v, %v", got, err)
-		}
-		if want := driver.Expires(time.Now(), ttl); !got.Grant().Expires.Equal(want) {
-			t.Errorf("Expires = %v, want %v", got.Grant().Expires, want)
-		}
-		time.Sleep(ttl - 1)
-		wantHeld(t, b, request("k"))
-	})
-}
-
 func TestAGrantThatEndsBeforeItsConfirmationIsNone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, dropped := range []bool{false, true} { // the entry, in between
@@ -156,22 +136,6 @@ func TestAGrantThatEndsBeforeItsConfirmationIsNone(t *testing.T) {
 				t.Fatalf("confirm: %v, %v; want the second grant, with a token above %d", got, err, other.Grant().Fence)
 			}
 		}
-	})
-}
-
-func TestAGrantThatCrossesTheCancellationIsUndone(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := New()
-		l := acquire(t, b, request("k"))
-		ctx, cancel := context.WithCancel(t.Context())
-		w := b.space.entries["k"].enqueue(b, request("k"), time.Now())
-		next := start(t.Context(), b, request("k"))
-		release(t, l)
-		cancel()
-		if got, err := b.confirm(ctx, w); got != nil || !errors.Is(err, context.Canceled) {
-			t.Fatalf("confirm: %v, %v", got, err)
-		}
-		release(t, granted(t, "the next waiter", next))
 	})
 }
 
@@ -242,22 +206,6 @@ func TestDroppedCountersNeverLowerATokenAndFreeTheirMemory(t *testing.T) {
 	})
 }
 
-// Keys that were used once go from the memory, also if nobody makes new ones afterwards.
-func TestABurstOfKeysIsForgotten(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := New()
-		release(t, acquire(t, b, request("hot")))
-		for i := range 5_000 {
-			release(t, acquire(t, b, request(fmt.Sprint("key", i))))
-		}
-		time.Sleep(2 * idle)
-		release(t, acquire(t, b, request("hot")))
-		if n := len(b.space.entries); n > 1 {
-			t.Errorf("%d entries are kept", n)
-		}
-	})
-}
-
 func TestASweepKeepsWhatIsHeldWatchedOrWaitedFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := New()
@@ -310,34 +258,6 @@ func TestHoldTakesTheKeyUntilRelease(t *testing.T) {
 	})
 }
 
-func TestFailAnswersEveryCall(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := New()
-		cut := errors.New("connection refused")
-		l := acquire(t, b, request("k"))
-		wait := start(t.Context(), b, request("k"))
-		b.Fail(cut)
-		r := <-wait
-		wantErr(t, "a waiting call", r.err, cut)
-		if errors.Is(r.err, driver.ErrHeld) {
-			t.Errorf("an outage looks like contention: %v", r.err)
-		}
-		_, err := b.Acquire(t.Context(), request("other"))
-		wantErr(t, "acquire", err, cut)
-		_, err = l.Renew(t.Context(), &driver.Renewal{TTL: ttl})
-		wantErr(t, "renew", err, cut)
-		wantErr(t, "release", l.Release(t.Context()), cut)
-		_, err = b.Watch(t.Context(), "k")
-		wantErr(t, "watch", err, cut)
-		_, err = b.Lookup(t.Context(), "k")
-		wantErr(t, "lookup", err, cut)
-		wantHeld(t, b.Peer(), request("k"))
-		b.Fail(nil)
-		release(t, l)
-		release(t, acquire(t, b, request("k")))
-	})
-}
-
 // A call that waits hears of an outage that was over before it looked.
 func TestAWaitEndsWithAShortOutage(t *testing.T) {
 	b := New()
@@ -373,36 +293,6 @@ func TestAnotherOutageGivesACallNoMoreTime(t *testing.T) {
 		if took := time.Since(begun); err == nil || took != callTimeout {
 			t.Errorf("%v after %v, want an error after %v", err, took, callTimeout)
 		}
-	})
-}
-
-func TestCloseWakesAndEndsItsOwnWatchesAlone(t *testing.T) {
-	b := New()
-	peer := b.Peer()
-	own, err := b.Watch(t.Context(), "k")
-	must(t, err)
-	other, err := peer.Watch(t.Context(), "k")
-	must(t, err)
-	must(t, b.Close())
-	if len(own) != 1 || len(other) != 0 || len(b.space.entries["k"].watches) != 1 {
-		t.Errorf("%d values, and %d of another backend; %d watch", len(own), len(other), len(b.space.entries["k"].watches))
-	}
-	release(t, acquire(t, peer, request("k")))
-	if len(other) != 1 {
-		t.Error("the other backend's watch has ended")
-	}
-}
-
-func TestARenewedLeaseOfASessionHasNoEnd(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := New(&Options{Info: driver.Info{Name: "sessions", Features: driver.FeatureSession | driver.FeatureFencing}})
-		l := acquire(t, b, request("k", func(r *driver.Request) { r.TTL = 0 }))
-		g, err := l.Renew(t.Context(), &driver.Renewal{})
-		if must(t, err); !g.Expires.IsZero() {
-			t.Errorf("Expires = %v", g.Expires)
-		}
-		time.Sleep(time.Hour)
-		wantHeld(t, b, request("k", func(r *driver.Request) { r.TTL = 0 }))
 	})
 }
 
