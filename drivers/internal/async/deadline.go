@@ -2,6 +2,7 @@ package async
 
 import (
 	"context"
+	"sync/atomic"
 	"time"
 )
 
@@ -10,10 +11,23 @@ import (
 type bounded struct {
 	context.Context
 	deadline time.Time
+	detached bool // it does not end with Context
+	common   atomic.Value
+}
+
+// Common returns a place for what calls with the same term have in common, so that a quorum's nodes
+// make it once. It is nil if the term has none.
+func Common(t Term) *atomic.Value {
+	if b, ok := t.(*bounded); ok {
+		return &b.common
+	}
+	return nil
 }
 
 // Until returns ctx with a deadline. The deadline does not close its Done: wait with Await.
-func Until(ctx context.Context, deadline time.Time) context.Context { return &bounded{ctx, deadline} }
+func Until(ctx context.Context, deadline time.Time) context.Context {
+	return &bounded{Context: ctx, deadline: deadline}
+}
 
 // Within bounds ctx to d from now, like Until. A context that ends earlier is returned unchanged.
 func Within(ctx context.Context, d time.Duration) context.Context {
@@ -21,13 +35,25 @@ func Within(ctx context.Context, d time.Duration) context.Context {
 	if t, ok := ctx.Deadline(); ok && t.Before(deadline) {
 		return ctx
 	}
-	return &bounded{ctx, deadline}
+	return &bounded{Context: ctx, deadline: deadline}
+}
+
+// Detached returns a context with the values of ctx that ends d from now, and not with ctx.
+func Detached(ctx context.Context, d time.Duration) context.Context {
+	return &bounded{Context: ctx, deadline: time.Now().Add(d), detached: true}
 }
 
 func (b *bounded) Deadline() (time.Time, bool) { return b.deadline, true }
 
+func (b *bounded) Done() <-chan struct{} {
+	if b.detached {
+		return nil
+	}
+	return b.Context.Done()
+}
+
 func (b *bounded) Err() error {
-	if err := b.Context.Err(); err != nil {
+	if err := b.Context.Err(); err != nil && !b.detached {
 		return err
 	}
 	if !time.Now().Before(b.deadline) {

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/names"
@@ -22,10 +23,8 @@ import (
 // An attempt is one Acquire: its request, and its calls that may have taken effect.
 type attempt struct {
 	operation
-	key    string
 	owner  string
-	value  string // the stored value, if the server takes the proposed token
-	names  names.Siblings
+	texts  *names.Texts // its value is the stored one, if the server takes the proposed token
 	shared bool
 	place  string   // place in the wait queue; empty: nobody waits
 	more   []string // arguments of acquire about the queue and a range, or of join about the token
@@ -33,9 +32,8 @@ type attempt struct {
 	quorum *quorum.Info
 	ttl    time.Duration
 
-	span     *span
-	floor    uint64 // the proposed token, or that of a join
-	proposal string
+	span  *span
+	floor uint64 // the proposed token, or that of a join
 
 	last inDoubtCall   // the last sent call
 	late []inDoubtCall // calls with an unknown outcome
@@ -44,12 +42,13 @@ type attempt struct {
 	answered bool   // the server has answered the last call: it does not refer to t any more
 }
 
-func (n *Node) attempt(req *driver.Request) *attempt {
+// attempt makes an attempt. What it has in common with those of other nodes is in common, unless that is nil.
+func (n *Node) attempt(req *driver.Request, common *atomic.Value) *attempt {
 	t, _ := n.attempts.Get().(*attempt)
 	if t == nil {
 		t = new(attempt)
 	}
-	t.node, t.part, t.key, t.owner, t.ttl = n, t, req.Key, req.Owner, req.TTL
+	t.node, t.part, t.owner, t.ttl = n, t, req.Owner, req.TTL
 	if req.Tokens > 1 && req.Mode == driver.Exclusive { // a reader gets one
 		t.tokens, t.owner = req.Tokens, base.Ranged(req.Owner, req.Tokens)
 		t.more = []string{"", "", "", strconv.FormatUint(uint64(req.Tokens), 10)}
@@ -69,14 +68,19 @@ func (n *Node) attempt(req *driver.Request) *attempt {
 			t.more = append(t.more, "1")
 		}
 	}
-	var lock string
-	lock, t.value = t.names.Of(n.names, req.Key, t.owner, t.floor)
-	t.proposal = t.value[len(t.owner)+1:]
+	if common != nil {
+		t.texts, _ = common.Load().(*names.Texts)
+	}
+	if t.texts == nil || !t.texts.Are(n.names, req.Key, t.owner, t.floor) {
+		if t.texts = n.names.Texts(req.Key, t.owner, t.floor); common != nil {
+			common.Store(t.texts)
+		}
+	}
 	t.ask.q, t.ask.ttl, t.ask.script = n.guard.of(t.quorum), req.TTL, t
-	t.ask.keys = n.fenced(t.ask.room.keys[:0], lock, t.names.Counter, req.Key, t.ask.q)
+	t.ask.keys = n.fenced(t.ask.room.keys[:0], t.texts, t.ask.q)
 	switch t.ask.op { // meta is the last
 	case lua.AcquireShared:
-		t.ask.keys = slices.Insert(t.ask.keys, 3, n.names.Readers(req.Key), t.names.WaitQueue)
+		t.ask.keys = slices.Insert(t.ask.keys, 3, n.names.Readers(req.Key), t.texts.WaitQueue)
 	case lua.JoinShared:
 		t.ask.keys = slices.Insert(t.ask.keys, 3, n.names.Readers(req.Key))
 	}
@@ -93,7 +97,7 @@ func (t *attempt) free() {
 
 func (t *attempt) args(p *process, args []string) []string {
 	t.last.process, t.last.notAfter = p, p.clock.at(t.deadline)
-	args = append(args, strconv.FormatInt(t.last.notAfter, 10), t.owner, t.span.px, t.proposal, t.span.life)
+	args = append(args, strconv.FormatInt(t.last.notAfter, 10), t.owner, t.span.px, t.texts.Value[len(t.owner)+1:], t.span.life)
 	if t.ask.op == lua.AcquireShared {
 		args = append(args, flag(t.again || t.node.cfg.Repeats), t.node.tells(), t.node.waiterChannels)
 	}
@@ -118,10 +122,10 @@ func (t *attempt) tell(err error) {
 // end returns the result of an attempt, and frees it if the server has answered. Calls that may
 // have taken effect without a grant are undone.
 func (t *attempt) end(ctx context.Context, err error) (driver.Lease, error) {
-	n, key, l := t.node, t.key, t.lease
+	n, key, l := t.node, t.texts.Key, t.lease
 	if len(t.late) > 0 {
 		if err != nil {
-			n.cleanUp(ctx, unsettled{t.key, t.owner + "|", t.shared, t.last.life, t.place, t.late, t.quorum != nil && (t.ask.op == lua.Acquire || t.ask.op == lua.AcquireShared)})
+			n.cleanUp(ctx, unsettled{key, t.owner + "|", t.shared, t.last.life, t.place, t.late, t.quorum != nil && (t.ask.op == lua.Acquire || t.ask.op == lua.AcquireShared)})
 		}
 	} else if t.answered {
 		t.free()
@@ -146,7 +150,7 @@ func (t *attempt) heard(a *answer, err error, late bool) error {
 	}
 	switch code := a.code(); {
 	case a.granted(): // at this time, with the proposed token
-		n.queue.served(t.key, t.place)
+		n.queue.served(t.texts.Key, t.place)
 		if err := n.replicated(a); err != nil {
 			t.doubt() // it has the lock, which is released
 			return err
@@ -154,8 +158,8 @@ func (t *attempt) heard(a *answer, err error, late bool) error {
 		return t.granted(a)
 	case code == 0 && tells(a):
 		e := held(a)
-		n.queue.refused(t.key, t.place, e.Clock, a.received.Sub(a.sent))
-		e.PollAfter = n.queue.pollAfter(t.key, t.place, a.process, e)
+		n.queue.refused(t.texts.Key, t.place, e.Clock, a.received.Sub(a.sent))
+		e.PollAfter = n.queue.pollAfter(t.texts.Key, t.place, a.process, e)
 		if _, end := n.gap(a.process); end > 0 && e.PollAfter > end {
 			e.PollAfter = end + mathrand.N(5*time.Millisecond)
 		}
@@ -178,20 +182,15 @@ func (t *attempt) granted(a *answer) error {
 		t.doubt()
 		return errGarbled
 	}
-	l := &Lease{node: t.node, key: t.key, value: t.value, shared: t.shared, names: t.names, quorum: t.quorum, before: before}
+	l := &Lease{
+		node: t.node, texts: t.texts, value: t.texts.Value, shared: t.shared, quorum: t.quorum, before: before, tokens: t.tokens, fence: uint64(fence),
+	}
+	l.extend(a, a.observe(clock), t.ttl)
 	if len(t.late) > 0 {
 		l.inDoubt = &inDoubt{tries: t.late}
 	}
 	if uint64(fence) != t.floor {
 		l.value = t.owner + "|" + strconv.FormatInt(fence, 10)
-	}
-	l.grant = driver.Grant{
-		Expires: driver.Expires(a.sent, t.ttl),
-		Fence:   uint64(fence),
-		Tokens:  t.tokens,
-		Clock:   a.observe(clock),
-		Server:  a.process.run,
-		Terms:   a.terms(t.quorum),
 	}
 	t.lease = l
 	return nil
@@ -235,7 +234,7 @@ func (n *Node) Acquire(ctx context.Context, req *driver.Request) (driver.Lease, 
 	if n.closed.Load() {
 		return nil, driver.ErrClosed
 	}
-	t := n.attempt(req)
+	t := n.attempt(req, nil)
 	if req.ExactFence == 0 {
 		n.holdBack(ctx, req.Key)
 		t.takePlace()
@@ -248,7 +247,7 @@ func (n *Node) StartAcquire(term async.Term, req *driver.Request, r async.Receiv
 	if n.closed.Load() || len(n.cfg.Prefix)+len(req.Key) > driver.MaxKey || n.checkOwn(req) != nil {
 		return false
 	}
-	t := n.attempt(req)
+	t := n.attempt(req, async.Common(term))
 	if req.ExactFence == 0 {
 		if n.cfg.ForeignGap != 0 {
 			return false
@@ -264,7 +263,7 @@ func (n *Node) StartAcquire(term async.Term, req *driver.Request, r async.Receiv
 
 // takePlace gives the attempt its place in the queue, if a waiter watches the key.
 func (t *attempt) takePlace() {
-	place, since := t.node.queue.takePlace(t.key, t.shared)
+	place, since := t.node.queue.takePlace(t.texts.Key, t.shared)
 	if place == "" {
 		return
 	}
@@ -276,5 +275,5 @@ func (t *attempt) takePlace() {
 	if t.shared {
 		return
 	}
-	t.ask.keys = slices.Insert(t.ask.keys, 3, t.names.WaitQueue) // meta is the last
+	t.ask.keys = slices.Insert(t.ask.keys, 3, t.texts.WaitQueue) // meta is the last
 }

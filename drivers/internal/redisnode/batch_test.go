@@ -12,7 +12,6 @@ import (
 	"github.com/redlock-go/redlock/driver/quorum"
 	"github.com/redlock-go/redlock/drivers/internal/async"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/lua"
-	"github.com/redlock-go/redlock/drivers/internal/redisnode/names"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
@@ -38,10 +37,10 @@ func TestABatchTellsEachCallItsOutcome(t *testing.T) {
 	do(t, s, "ZADD", "redlock1:queue:{waited}", "1", "x.1.30")
 	do(t, s, "SET", "redlock1:fence:{odd}", "odd")
 	release := func(key, value string) *request {
-		return &n.releasing(key, value, "", false, names.Siblings{WaitQueue: n.names.WaitQueue(key)}).ask
+		return &n.releasing(n.names.Texts(key, "", 0), value, "", false).ask
 	}
 	acquire := func(key string) *request {
-		a := n.attempt(&driver.Request{Key: key, Owner: "o/2", TTL: time.Minute, FenceFloor: uint64(time.Now().UnixMicro())})
+		a := n.attempt(&driver.Request{Key: key, Owner: "o/2", TTL: time.Minute, FenceFloor: uint64(time.Now().UnixMicro())}, nil)
 		a.deadline = time.Now().Add(time.Minute)
 		return &a.ask
 	}

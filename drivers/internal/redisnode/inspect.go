@@ -233,7 +233,7 @@ func (n *Node) Break(ctx context.Context, key string, h driver.Holder) error {
 		return driver.ErrLost
 	}
 	value := base.Ranged(s.Holders[i].Owner, s.Holders[i].Tokens) + "|" + strconv.FormatUint(h.Fence, 10)
-	found, err := n.releasing(key, value, "", s.Mode == driver.Shared, names.Siblings{WaitQueue: n.names.WaitQueue(key)}).do(ctx)
+	found, err := n.releasing(n.names.Texts(key, "", 0), value, "", s.Mode == driver.Shared).do(ctx)
 	if err == nil && !found {
 		return driver.ErrLost
 	}

@@ -19,16 +19,20 @@ import (
 // A Lease is one acquisition of one lock.
 type Lease struct {
 	node   *Node
-	key    string
+	texts  *names.Texts
 	value  string // the stored value: owner|token
-	shared bool
-	names  names.Siblings
 	quorum *quorum.Info
+	fence  uint64
+	tokens uint32
+	shared bool
 
 	renewing sync.Mutex // one renewal at a time
 
 	mu       sync.Mutex
-	grant    driver.Grant
+	expires  time.Time
+	clock    int64 // of the last answer, in Unix microseconds
+	process  *process
+	terms    *quorum.Terms
 	inDoubt  *inDoubt // nil: nothing so far
 	before   int64    // the key's counter before the grant
 	released bool
@@ -60,7 +64,12 @@ var (
 func (l *Lease) Grant() driver.Grant {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.grant
+	return l.grant()
+}
+
+// grant is Grant with l.mu held.
+func (l *Lease) grant() driver.Grant {
+	return driver.Grant{Expires: l.expires, Fence: l.fence, Tokens: l.tokens, Clock: time.UnixMicro(l.clock), Server: l.process.run, Terms: l.terms}
 }
 
 // Renew extends the lease, if this acquisition still has the lock. Renewals of one
@@ -130,9 +139,9 @@ func (l *Lease) renewal(r *driver.Renewal) *renewal {
 	q := n.guard.of(l.quorum)
 	t.node, t.part = n, t
 	t.ask.op, t.ask.q, t.ask.ttl, t.ask.script = lua.Renew, q, r.TTL, t
-	t.ask.keys = n.fenced(t.ask.room.keys[:0], n.names.Lock(l.key), l.names.Counter, l.key, q)
+	t.ask.keys = n.fenced(t.ask.room.keys[:0], l.texts, q)
 	if l.shared {
-		t.ask.op, t.ask.keys = lua.RenewShared, slices.Insert(t.ask.keys, 3, n.names.Readers(l.key)) // meta is the last
+		t.ask.op, t.ask.keys = lua.RenewShared, slices.Insert(t.ask.keys, 3, n.names.Readers(l.texts.Key)) // meta is the last
 	}
 	return t
 }
@@ -147,7 +156,7 @@ func (t *renewal) free() {
 
 // end returns the result of a renewal, and frees it if the server has answered.
 func (t *renewal) end(err error) (driver.Grant, error) {
-	n, key, grant := t.node, t.lease.key, t.grant
+	n, key, grant := t.node, t.lease.texts.Key, t.grant
 	if err == nil && !t.again {
 		t.free()
 	}
@@ -221,12 +230,12 @@ func (l *Lease) noteInDoubt(expires, until time.Time) {
 func (l *Lease) extend(a *answer, clock time.Time, ttl time.Duration) driver.Grant {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.grant.Expires = driver.Expires(a.sent, ttl)
-	if d := l.inDoubt; d != nil && a.received.Before(d.until) && d.expires.Before(l.grant.Expires) {
-		l.grant.Expires = d.expires
+	l.expires = driver.Expires(a.sent, ttl)
+	if d := l.inDoubt; d != nil && a.received.Before(d.until) && d.expires.Before(l.expires) {
+		l.expires = d.expires
 	}
-	l.grant.Clock, l.grant.Server, l.grant.Terms = clock, a.process.run, a.terms(l.quorum)
-	return l.grant
+	l.clock, l.process, l.terms = clock.UnixMicro(), a.process, a.terms(l.quorum)
+	return l.grant()
 }
 
 func (l *Lease) over() bool {
@@ -245,7 +254,7 @@ func (l *Lease) GiveBack(silent bool) {
 
 // releasing makes the release of the lease.
 func (l *Lease) releasing() *releasing {
-	t := l.node.releasing(l.key, l.value, "", l.shared, l.names)
+	t := l.node.releasing(l.texts, l.value, "", l.shared)
 	t.once = l.quorum != nil
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -254,7 +263,7 @@ func (l *Lease) releasing() *releasing {
 	if giveBack && len(tries) > 0 {
 		if slices.ContainsFunc(tries, func(d inDoubtCall) bool { return !l.node.answered(d) }) {
 			before = unknown
-		} else if fence, counter := l.node.votes(tries); before == unknown && uint64(fence) == l.grant.Fence {
+		} else if fence, counter := l.node.votes(tries); before == unknown && uint64(fence) == l.fence {
 			before = counter
 		}
 	}
@@ -290,7 +299,7 @@ func (l *Lease) Release(ctx context.Context) error {
 		return nil
 	}
 	if l.quorum == nil || ctx.Err() != nil {
-		ctx = context.WithoutCancel(ctx)
+		ctx = async.Detached(ctx, n.cfg.CallTimeout)
 	}
 	for _, d := range l.awaits() {
 		_ = async.Await(async.Within(ctx, voteWait), d.sent.done)
@@ -323,9 +332,9 @@ func (l *Lease) freed(ctx context.Context, found bool, err error) error {
 			if l.quorum != nil {
 				life += l.quorum.Grace
 			}
-			n.cleanUp(ctx, unsettled{key: l.key, value: l.value, shared: l.shared, life: life})
+			n.cleanUp(ctx, unsettled{key: l.texts.Key, value: l.value, shared: l.shared, life: life})
 		}
-		return n.explain(l.key, err)
+		return n.explain(l.texts.Key, err)
 	}
 	l.mu.Lock()
 	first := !l.released
@@ -335,7 +344,7 @@ func (l *Lease) freed(ctx context.Context, found bool, err error) error {
 	if len(late) > 0 && first {
 		// A try of the acquisition may still arrive.
 		owner, _, _ := strings.Cut(l.value, "|")
-		l.node.cleanUp(ctx, unsettled{key: l.key, value: owner + "|", shared: l.shared, life: late[0].life, late: late})
+		l.node.cleanUp(ctx, unsettled{key: l.texts.Key, value: owner + "|", shared: l.shared, life: late[0].life, late: late})
 	}
 	if !found && first {
 		return driver.ErrLost

@@ -12,6 +12,7 @@ import (
 	"github.com/redlock-go/redlock/driver/quorum"
 	"github.com/redlock-go/redlock/drivers/internal/async"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/lua"
+	"github.com/redlock-go/redlock/drivers/internal/redisnode/names"
 )
 
 // An operation is one Acquire, Renew or Release. It is asked again once after a broken connection,
@@ -184,8 +185,8 @@ func (n *Node) replicated(a *answer) error {
 }
 
 // fenced returns the KEYS of a script that may set the counter.
-func (n *Node) fenced(keys []string, lock, counter, key string, q *quorum.Info) []string {
-	keys = append(keys, lock, counter, n.mark(key))
+func (n *Node) fenced(keys []string, of *names.Texts, q *quorum.Info) []string {
+	keys = append(keys, of.Lock, of.Counter, n.mark(of.Key))
 	if q != nil {
 		keys = append(keys, n.guard.meta)
 	}

@@ -17,10 +17,9 @@ import (
 // one, or begins with it if value ends in '|', and gives up a place in the queue, if there is one.
 type releasing struct {
 	operation
-	key   string
-	place string // place in the queue to give up
+	texts *names.Texts // the names of its keys
+	place string       // place in the queue to give up
 	value string
-	names names.Siblings
 
 	shared   bool  // it is what a reader has
 	silent   bool  // no waiter is told
@@ -32,14 +31,14 @@ type releasing struct {
 	found bool   // it has found such a lock
 }
 
-func (n *Node) releasing(key, value, place string, shared bool, beside names.Siblings) *releasing {
+func (n *Node) releasing(of *names.Texts, value, place string, shared bool) *releasing {
 	t, _ := n.releasings.Get().(*releasing)
 	if t == nil {
 		t = new(releasing)
 	}
-	t.node, t.part, t.key, t.value, t.place, t.names = n, t, key, value, place, beside
+	t.node, t.part, t.texts, t.value, t.place = n, t, of, value, place
 	t.ask.op, t.ask.script = lua.Release, t
-	t.ask.keys = append(t.ask.room.keys[:0], n.names.Lock(key), beside.WaitQueue)
+	t.ask.keys = append(t.ask.room.keys[:0], of.Lock, of.WaitQueue)
 	if shared {
 		t.share()
 	}
@@ -49,13 +48,13 @@ func (n *Node) releasing(key, value, place string, shared bool, beside names.Sib
 // share asks the script that knows readers: a reader releases, or the release met readers.
 func (t *releasing) share() {
 	t.shared, t.ask.op = true, lua.ReleaseShared
-	t.ask.keys = append(t.ask.keys[:2:2], t.node.names.Readers(t.key))
+	t.ask.keys = append(t.ask.keys[:2:2], t.node.names.Readers(t.texts.Key))
 }
 
 // giveBackTo makes the first try set the counter back.
 func (t *releasing) giveBackTo(before int64) {
 	t.giveBack, t.before = true, before
-	t.ask.keys = append(t.ask.keys, t.names.Counter)
+	t.ask.keys = append(t.ask.keys, t.texts.Counter)
 }
 
 // free returns t for reuse: nothing refers to it any more, and its calls are answered.
@@ -151,7 +150,7 @@ func flag(on bool) string {
 
 // release frees a lock in the background: see releasing.
 func (n *Node) release(ctx context.Context, key, value, place string, shared bool) error {
-	_, err := n.releasing(key, value, place, shared, names.Siblings{WaitQueue: n.names.WaitQueue(key)}).do(ctx)
+	_, err := n.releasing(n.names.Texts(key, "", 0), value, place, shared).do(ctx)
 	return err
 }
 
@@ -199,7 +198,7 @@ func (n *Node) undo(ctx context.Context, t unsettled) {
 	}
 	ended := async.Within(ctx, t.life)
 	if fence, before := n.votes(t.late); t.vote && before != unknown {
-		vote := n.releasing(t.key, t.value+strconv.FormatInt(fence, 10), "", t.shared, names.Siblings{Counter: n.names.Counter(t.key), WaitQueue: n.names.WaitQueue(t.key)})
+		vote := n.releasing(n.names.Texts(t.key, "", 0), t.value+strconv.FormatInt(fence, 10), "", t.shared)
 		vote.giveBackTo(before)
 		_, _ = vote.do(ctx)
 	}

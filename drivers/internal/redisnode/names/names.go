@@ -115,11 +115,23 @@ func (n Prefix) appendSibling(b []byte, kind, key string) []byte {
 	return append(b, lock...)
 }
 
-// Siblings are the names of the keys beside one lock, except the mark.
-type Siblings struct{ Counter, WaitQueue string }
+// Texts are the names of one lock's keys, except the mark, and its value with one token.
+type Texts struct {
+	Key                             string
+	Lock, Counter, WaitQueue, Value string // parts of one string
 
-// Of makes these names, the lock's own name, and its value with this token, in one string.
-func (s *Siblings) Of(n Prefix, key, owner string, token uint64) (lock, value string) {
+	prefix Prefix
+	token  uint64
+}
+
+// Are reports whether they are those of this lock, owner and token.
+func (t *Texts) Are(n Prefix, key, owner string, token uint64) bool {
+	value, _, _ := strings.Cut(t.Value, "|")
+	return t.Key == key && t.prefix == n && t.token == token && value == owner
+}
+
+// Texts makes them.
+func (n Prefix) Texts(key, owner string, token uint64) *Texts {
 	var room [nameRoom]byte
 	b := append(append(room[:0], n...), key...)
 	ends := [3]int{len(b)}
@@ -129,8 +141,10 @@ func (s *Siblings) Of(n Prefix, key, owner string, token uint64) (lock, value st
 	}
 	b = strconv.AppendUint(append(append(b, owner...), '|'), token, 10)
 	all := string(b)
-	s.Counter, s.WaitQueue = all[ends[0]:ends[1]], all[ends[1]:ends[2]]
-	return all[:ends[0]], all[ends[2]:]
+	return &Texts{
+		Key: key, Lock: all[:ends[0]], Counter: all[ends[0]:ends[1]], WaitQueue: all[ends[1]:ends[2]], Value: all[ends[2]:],
+		prefix: n, token: token,
+	}
 }
 
 // Reserved reports whether key would collide with the keys beside locks.
