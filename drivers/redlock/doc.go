@@ -287,7 +287,7 @@
 //     with restart_guard=off.
 //   - pub/sub refused: waiters poll, and a notice says so once.
 //   - Nodes opened by URL use none of the other refused commands (such as CLIENT on Memorystore
-//     for Redis) for locks (TestLocksUseNoCommandThatServicesRefuse).
+//     for Redis) for locks: they need no right to them (TestDriver/RightsThatAreDocumentedSuffice).
 //   - A service that replaces a failed primary behind one address: the guard notices the new
 //     process and keeps it out, unless the old one still serves.
 //

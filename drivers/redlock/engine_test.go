@@ -7,7 +7,6 @@ import (
 	"math/rand/v2"
 	"runtime"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -126,47 +125,5 @@ func TestNoOrphans(t *testing.T) {
 // If a holder is cut off, its Done channel closes before another owner has the lock.
 func TestAPartitionedHolderKnowsFirst(t *testing.T) {
 	t.Parallel()
-	c := start(t, 3)
-	trials := 200
-	if testing.Short() {
-		trials = 10
-	}
-	const ttl = 2 * time.Second
-	cut, err := dlock.OpenURL(c.url("", unguarded), dlock.WithTTL(ttl))
-	drivertest.Must(t, err)
-	defer func() { _ = cut.Close() }() // its servers cannot be reached
-	other, err := dlock.OpenURL(c.url(everyNode, unguarded), dlock.WithTTL(ttl))
-	drivertest.Must(t, err)
-	defer func() { _ = other.Close() }()
-	var all sync.WaitGroup
-	holders := make([]*dlock.Lease, trials)
-	for i := range trials {
-		if holders[i], err = cut.Lock(t.Context(), fmt.Sprint("part/", i)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for _, p := range c.proxies {
-		p.Pause()
-	}
-	for i := range trials {
-		all.Go(func() {
-			l, err := other.Lock(t.Context(), fmt.Sprint("part/", i))
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			select {
-			case <-holders[i].Done():
-			default:
-				t.Errorf("trial %d: granted to another owner while the holder's Done is open", i)
-			}
-			_ = l.Unlock() // if it fails, its short lease ends
-		})
-	}
-	all.Wait()
-	for _, p := range c.proxies {
-		if err := p.Restore(); err != nil {
-			t.Error(err)
-		}
-	}
+	drivertest.RunLoss(t, start(t, 3).harness(), 2*time.Second)
 }

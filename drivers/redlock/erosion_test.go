@@ -3,7 +3,6 @@ package redlock_test
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"regexp"
 	"strconv"
@@ -18,31 +17,32 @@ import (
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
-var waitersFlag = flag.Int("redlock.waiters", 1, "how many processes wait for the lease whose nodes are stopped")
-
 // A lease survives a row of minorities though other processes wait for it: each node is stopped in
 // turn until it has lost the lease, twice, and carries it again, usually after two renewals. A
 // waiting process is no burden meanwhile.
 func TestALeaseOutlivesARowOfMinoritiesBesideWaiters(t *testing.T) {
 	long(t)
 	t.Parallel()
-	ttl := time.Second
+	ttl, waiters := time.Second, []int{1}
 	if server.IsDeep() {
-		ttl *= 3
+		ttl, waiters = 3*time.Second, []int{1, 3, 16}
 	}
-	for erode(t, ttl) {
-		if time.Now().After(limit()) {
-			t.Fatalf("this machine is too busy for a TTL of %v", ttl)
-		}
-		t.Logf("this machine stood still for a TTL of %v: with twice of that", ttl)
-		ttl *= 2
+	for _, n := range waiters {
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			for ttl := ttl; erode(t, ttl, n); ttl *= 2 {
+				if time.Now().After(limit()) {
+					t.Fatalf("this machine is too busy for a TTL of %v", ttl)
+				}
+				t.Logf("this machine stood still for a TTL of %v: with twice of that", ttl)
+			}
+		})
 	}
 }
 
-// erode is one trial. It reports whether the lease ended because this process did not run, or did not
+// erode is one trial, with so many processes that wait. It reports whether the lease ended because this process did not run, or did not
 // get answers in time of the nodes that were not stopped, all of which carried the lease. A lease that
 // nodes say is lost, or that ends before its deadline, fails the test.
-func erode(t *testing.T, ttl time.Duration) (starved bool) {
+func erode(t *testing.T, ttl time.Duration, waiters int) (starved bool) {
 	c := start(t, 5)
 	// A vote with an unknown outcome, as there may be on a busy machine, delays its node by the guard.
 	options := []string{"bootstrap=true", "restart_guard=" + (2 * ttl).String(), "node_timeout=250ms"}
@@ -66,7 +66,7 @@ func erode(t *testing.T, ttl time.Duration) (starved bool) {
 	var waiting sync.WaitGroup
 	defer waiting.Wait()
 	defer cancel()
-	for range *waitersFlag {
+	for range waiters {
 		c := client(dlock.Hooks{})
 		waiting.Go(func() {
 			defer func() { _ = c.Close() }()
@@ -122,7 +122,7 @@ func erode(t *testing.T, ttl time.Duration) (starved bool) {
 		t.Errorf("%d of %d times a node carries the lease again only after more than two renewals", late, 2*len(c.servers))
 	}
 	others := scripts() - before - len(c.servers)*int(renewals.Load()-renewed)
-	rate := float64(others) / time.Since(began).Seconds() / float64(*waitersFlag)
+	rate := float64(others) / time.Since(began).Seconds() / float64(waiters)
 	t.Logf("a waiting process ran %.2f scripts a second", rate)
 	if rate*ttl.Seconds() > 12 { // about 5: an attempt each time that the lease would have ended, and one or two at each stop
 		t.Errorf("a waiting process ran %.1f scripts a second", rate)

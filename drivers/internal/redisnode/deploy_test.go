@@ -342,6 +342,11 @@ func (s *suite) allRights(t *testing.T) {
 			t.Errorf("the right %s is not in the package's documentation", word)
 		}
 	}
+	for _, word := range strings.Fields("acl bgrewriteaof bgsave client cluster command config debug failover lastsave migrate module monitor object psync replicaof role save shutdown slaveof sync") {
+		if strings.Contains(" "+rights+" "+rightsGuard, " +"+word) {
+			t.Errorf("locks need the right to %s, which managed services refuse: see the table of package redlock", word)
+		}
+	}
 	t.Run("single", func(t *testing.T) {
 		srv := server.StartFor(t, s.kind, user(""))
 		use(t, srv.Addr(), []*server.Server{srv})
