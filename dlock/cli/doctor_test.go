@@ -146,9 +146,6 @@ var misconfigurations = map[string]misconfiguration{
 		server.Valkey(w.t, server.WithReplicaOf(primary))
 		return primary.URL(), w.shell
 	}, long},
-	"sentinel": {"sentinel-watched warning", func(w *world) (string, mender) {
-		return server.Sentinel(w.t, server.KindRedis).Nodes[0].URL(), nil
-	}, deep},
 	"no eval": {"acl-command unsafe EVAL", lacks("~* &* +@all -eval"), long},
 	"rights":  {"acl-key unsafe,acl-channel warning,acl-command warning MGET,unknown-setting note", lacks("~other:* resetchannels &other:* +@all -config -mget"), always},
 	"persistence": {"save-failed warning,appendfsync note", func(w *world) (string, mender) {

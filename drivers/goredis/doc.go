@@ -97,7 +97,7 @@
 //	a Cluster         +cluster|slots +cluster|shards +command +role
 //	a restart guard   +multi +exec +script|load
 //	wait_replicas     +wait
-//	List and Check    +scan +config|get +client|list +acl|whoami
+//	List and Check    +scan +config|get +acl|whoami
 //
 // Some rights may be missing. Without INFO a restart of the server goes unnoticed, and there is
 // no restart guard (which also needs Redis 7, because Redis 6 keeps scripts over a restart).

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/base"
 	"github.com/redlock-go/redlock/driver/quorum"
 )
 
@@ -18,7 +19,7 @@ import (
 const checkTimeout = 20 * time.Second
 
 // Check returns the nodes' own findings, and adds findings about the quorum: nodes that do not
-// answer or are skipped, nodes that are the same server or on one host, clocks and terms that
+// answer, nodes that are the same server or on one host, clocks and terms that
 // differ, and a number of nodes that survives few losses. A majority must answer.
 func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 	if err := b.begin(ctx); err != nil {
@@ -41,10 +42,7 @@ func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 	}
 	for i, n := range b.nodes {
 		if errs[i] != nil {
-			e.add(driver.Diagnostic{Code: "node-unreachable", Severity: driver.SeverityWarning, Node: n.name, Summary: "does not answer: " + n.nameless(errs[i]), Remedy: "start it again; the quorum works without it, but survives fewer further losses"})
-		}
-		if n.tripped.Load() {
-			e.add(driver.Diagnostic{Code: "node-skipped", Severity: driver.SeverityWarning, Node: n.name, Summary: "keeps timing out and is skipped", Remedy: "check the server and the network to it"})
+			e.add(n, "node-unreachable", "start it again; the quorum works without it, but survives fewer further losses", "", "does not answer: %s", n.nameless(errs[i]))
 		}
 		for j := range e.nodes[i] {
 			e.nodes[i][j].Node = n.name
@@ -56,19 +54,28 @@ func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 	e.clocks()
 	e.trips()
 	e.terms(ctx)
-	all := append(e.found, slices.Concat(e.nodes...)...)
+	all, _ := e.Result(nil)
+	all = append(all, slices.Concat(e.nodes...)...)
 	slices.SortStableFunc(all, func(a, b driver.Diagnostic) int { return cmp.Compare(b.Severity, a.Severity) })
 	return all, nil
 }
 
 // An examination collects findings about the quorum, after the nodes' own findings.
 type examination struct {
+	base.Findings
 	b     *Backend
 	nodes [][]driver.Diagnostic // of each node
-	found []driver.Diagnostic
 }
 
-func (e *examination) add(d driver.Diagnostic) { e.found = append(e.found, d) }
+// add adds a warning about a node, or about all of them if it is nil.
+func (e *examination) add(n *node, code, remedy, measured, format string, args ...any) *driver.Diagnostic {
+	if e.Node = ""; n != nil {
+		e.Node = n.name
+	}
+	d := e.Add(code, driver.SeverityWarning, remedy, format, args...)
+	d.Measured = measured
+	return d
+}
 
 // measured returns the measured value of a node's finding with this code.
 func (e *examination) measured(node int, code string) string {
@@ -81,41 +88,32 @@ func (e *examination) measured(node int, code string) string {
 }
 
 func (e *examination) number() {
-	n, q := len(e.b.nodes), e.b.q
-	summary := ""
-	switch {
+	const remedy = "use an odd number of nodes, three at least (dlock bootstrap --changed)"
+	switch n := len(e.b.nodes); {
 	case n < 3:
-		summary = fmt.Sprintf("a quorum of %d does not survive the loss of a node", n)
+		e.add(nil, "quorum-size", remedy, fmt.Sprint(n), "a quorum of %d does not survive the loss of a node", n)
 	case n%2 == 0:
-		summary = fmt.Sprintf("%d nodes survive the loss of %d, as %d do", n, n-q, n-1)
-	default:
-		return
+		e.add(nil, "quorum-size", remedy, fmt.Sprint(n), "%d nodes survive the loss of %d, as %d do", n, n-e.b.q, n-1)
 	}
-	e.add(driver.Diagnostic{
-		Code: "quorum-size", Severity: driver.SeverityWarning, Measured: fmt.Sprint(n), Summary: summary,
-		Remedy: "use an odd number of nodes, three at least (dlock bootstrap --changed)",
-	})
 }
 
 // servers finds nodes that are the same server process.
 func (e *examination) servers() {
+	const once = "list every server once"
 	if dup := e.b.duplicate.Load(); dup != nil {
-		e.add(driver.Diagnostic{Code: "same-server", Severity: driver.SeverityUnsafe, Summary: dup.Reason, Remedy: "list every server once"})
+		e.add(nil, "same-server", once, "", "%s", dup.Reason).Severity = driver.SeverityUnsafe
 		return
 	}
 	seen := map[string]*node{}
 	for i, n := range e.b.nodes {
 		id := e.measured(i, "process")
 		if other := seen[id]; id != "" && other != nil {
-			e.add(driver.Diagnostic{Code: "same-server", Severity: driver.SeverityUnsafe, Node: n.name, Measured: id, Summary: "is the same server as " + other.name + ", which would vote twice", Remedy: "list every server once"})
+			e.add(n, "same-server", once, id, "is the same server as %s, which would vote twice", other.name).Severity = driver.SeverityUnsafe
 		}
 		seen[id] = n
 		if topology := e.measured(i, "topology"); topology != "" && topology != "single" {
-			e.add(driver.Diagnostic{
-				Code: "not-independent", Severity: driver.SeverityUnsafe, Node: n.name, Measured: topology,
-				Summary: "is used with topology=" + topology + ", and a failover there loses locks that this quorum counts on",
-				Remedy:  "let every node be a server of its own (topology=single)",
-			})
+			e.add(n, "not-independent", "let every node be a server of its own (topology=single)", topology,
+				"is used with topology=%s, and a failover there loses locks that this quorum counts on", topology).Severity = driver.SeverityUnsafe
 		}
 	}
 }
@@ -138,7 +136,7 @@ func (e *examination) hosts() {
 	}
 	for host, nodes := range on {
 		if len(nodes) > 1 {
-			e.add(driver.Diagnostic{Code: "same-host", Severity: driver.SeverityWarning, Measured: host, Summary: "several nodes are on one host, and fail together: " + strings.Join(nodes, ", "), Remedy: "put every node on a host of its own"})
+			e.add(nil, "same-host", "put every node on a host of its own", host, "several nodes are on one host, and fail together: %s", strings.Join(nodes, ", "))
 		}
 	}
 }
@@ -147,21 +145,21 @@ func (e *examination) hosts() {
 // in all offsets.
 func (e *examination) clocks() {
 	type offset struct {
-		node      int
+		node      *node
 		off, blur time.Duration
 	}
 	var all []offset
-	for i := range e.b.nodes {
+	for i, n := range e.b.nodes {
 		if off, err := time.ParseDuration(e.measured(i, "clock-offset")); err == nil {
 			blur, _ := time.ParseDuration(e.measured(i, "round-trip"))
-			all = append(all, offset{i, off, blur})
+			all = append(all, offset{n, off, blur})
 		}
 	}
 	slices.SortFunc(all, func(a, b offset) int { return cmp.Compare(a.off, b.off) })
 	for _, o := range all {
-		middle, n := all[len(all)/2], e.b.nodes[o.node]
-		if apart := o.off - middle.off; apart.Abs() > e.b.opts.ClockAllowance+o.blur+middle.blur {
-			e.add(driver.Diagnostic{Code: "clock-apart", Severity: driver.SeverityUnsafe, Node: n.name, Measured: apart.String(), Summary: fmt.Sprintf("its clock is %v from the other nodes', and clock_allowance is %v", apart, e.b.opts.ClockAllowance), Remedy: "run NTP on it"})
+		middle, allowance := all[len(all)/2], e.b.opts.ClockAllowance
+		if apart := o.off - middle.off; apart.Abs() > allowance+o.blur+middle.blur {
+			e.add(o.node, "clock-apart", "run NTP on it", apart.String(), "its clock is %v from the other nodes', and clock_allowance is %v", apart, allowance).Severity = driver.SeverityUnsafe
 		}
 	}
 }
@@ -170,13 +168,9 @@ func (e *examination) clocks() {
 func (e *examination) trips() {
 	least := e.b.timeout(e.b.info.MinTTL)
 	for i, n := range e.b.nodes {
-		trip, err := time.ParseDuration(e.measured(i, "round-trip"))
-		if err == nil && trip > least/2 {
-			e.add(driver.Diagnostic{
-				Code: "round-trip-slow", Severity: driver.SeverityWarning, Node: n.name, Measured: trip.String(),
-				Summary: fmt.Sprintf("a round trip takes %v, and the node timeout is %v: its vote will often come too late", trip, least),
-				Remedy:  fmt.Sprintf("set node_timeout=%v or longer, or move the node nearer", (4 * trip).Round(10*time.Millisecond)),
-			})
+		if trip, err := time.ParseDuration(e.measured(i, "round-trip")); err == nil && trip > least/2 {
+			remedy := fmt.Sprintf("set node_timeout=%v or longer, or move the node nearer", (4 * trip).Round(10*time.Millisecond))
+			e.add(n, "round-trip-slow", remedy, trip.String(), "a round trip takes %v, and the node timeout is %v: its vote will often come too late", trip, least)
 		}
 	}
 }
@@ -188,15 +182,13 @@ func (e *examination) terms(ctx context.Context) {
 		return
 	}
 	own := shown(&e.b.terms)
-	for _, n := range r.Nodes {
+	for i, n := range r.Nodes {
 		if n.Report == nil || n.Report.Terms == nil || shown(n.Report.Terms) == own {
 			continue
 		}
-		e.add(driver.Diagnostic{
-			Code: "terms-differ", Severity: driver.SeverityWarning, Node: n.Node, Measured: shown(n.Report.Terms),
-			Summary: "its terms are " + shown(n.Report.Terms) + ", and this URL says " + own,
-			Remedy:  "give all clients the same URL, or change the nodes' terms to this URL", Command: "dlock bootstrap --changed",
-		})
+		theirs := shown(n.Report.Terms)
+		e.add(e.b.nodes[i], "terms-differ", "give all clients the same URL, or change the nodes' terms to this URL", theirs,
+			"its terms are %s, and this URL says %s", theirs, own).Command = "dlock bootstrap --changed"
 	}
 }
 

@@ -268,7 +268,7 @@ const (
 	rightsCluster = "+cluster|slots +cluster|shards +command +role"
 	rightsPrimary = "+role" // behind Sentinel
 	rightsGuard   = "+multi +exec +script|load"
-	rightsInspect = "+scan +config|get +client|list +acl|whoami"
+	rightsInspect = "+scan +config|get +acl|whoami"
 )
 
 // allRights: a user with the rights that the documentation names is denied nothing.

@@ -31,7 +31,7 @@ func (n *Node) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 	}
 	e := &examination{n: n}
 	err := each(ctx, n.cfg.Client, &n.wg, func(s Server) error {
-		e.s, e.Node, e.unknown, e.reported = s, s.Addr(), nil, map[string]bool{}
+		e.s, e.Node, e.guarded, e.reported = s, s.Addr(), false, map[string]bool{}
 		return e.run(ctx)
 	})
 	if err != nil {
@@ -47,7 +47,7 @@ type examination struct {
 	s Server
 
 	info     map[string]string
-	unknown  []string        // settings that could not be read
+	guarded  bool            // the restart guard has its memory there
 	reported map[string]bool // codes of this server's findings
 }
 
@@ -126,12 +126,10 @@ func (e *examination) run(ctx context.Context) error {
 	if err := e.memory(ctx, now); err != nil {
 		return err
 	}
-	for _, step := range []func(context.Context) error{e.settings, e.rights, e.watchers} {
-		if err := step(ctx); err != nil {
-			return err
-		}
+	if err := e.settings(ctx); err != nil {
+		return err
 	}
-	return nil
+	return e.rights(ctx)
 }
 
 // clock compares the server's clock with ours, and measures the round trip. It returns the clock in
@@ -183,12 +181,8 @@ func (e *examination) facts(reply any) {
 		}
 	}
 	info, cfg := e.info, &e.n.cfg
-	version, product := info["redis_version"], "Redis"
 	var major, minor int
-	_, _ = fmt.Sscanf(version, "%d.%d", &major, &minor)
-	if v := info["valkey_version"]; v != "" {
-		version, product = v, "Valkey"
-	}
+	_, _ = fmt.Sscanf(info["redis_version"], "%d.%d", &major, &minor)
 	topology := "single"
 	switch {
 	case cfg.Cluster:
@@ -200,10 +194,9 @@ func (e *examination) facts(reply any) {
 	primary, count := info["role"] == "master", number("connected_slaves")
 	used, room := number("used_memory"), number("maxmemory")
 	e.add(
-		finding{true, "version", note, product + " " + version, product + " " + version + ", " + info["redis_mode"] + ", " + info["role"], "", ""},
 		finding{info["run_id"] != "", "process", note, info["run_id"], "its process is " + info["run_id"], "", ""},
 		finding{true, "topology", note, topology, "used as topology=" + topology, "", ""},
-		finding{major > 0 && (major < 6 || major == 6 && minor < 2), "version-old", danger, version, "the server is older than Redis 6.2: SET … GET is missing", "upgrade it", ""},
+		finding{major > 0 && (major < 6 || major == 6 && minor < 2), "version-old", danger, info["redis_version"], "the server is older than Redis 6.2: SET … GET is missing", "upgrade it", ""},
 		finding{info["cluster_enabled"] == "1" && !cfg.Cluster, "cluster-node", danger, "", "the server is a node of a Cluster, and is used as a single instance", "use topology=cluster, or a server outside of the Cluster as a node of a quorum", ""},
 		finding{
 			info["role"] == "slave", "replica", danger, "role slave", "the server is a replica of " + net.JoinHostPort(info["master_host"], info["master_port"]),
@@ -267,6 +260,7 @@ func (e *examination) memory(ctx context.Context, now int64) error {
 		}
 		return err
 	}
+	e.guarded = true
 	terms, _ := memory.ParseTerms(m[1])
 	till, _ := strconv.ParseInt(m[2], 10, 64)
 	high, _ := strconv.ParseInt(m[3], 10, 64)
@@ -276,7 +270,6 @@ func (e *examination) memory(ctx context.Context, now int64) error {
 	}
 	back := (time.Duration(high-now) * time.Microsecond).Round(time.Millisecond)
 	e.add(
-		finding{true, "restart-guard", note, terms.Guard.String(), fmt.Sprintf("restart guard of %v, as one of %d", terms.Guard, terms.N), "", ""},
 		finding{till > now && now > 0, "quarantine", warning, left, memory.InQuarantine(m[4], till, now), remedy, ""},
 		finding{
 			now > 0 && back > max(terms.Allowance, time.Second), "clock-set-back", danger, back.String(),
@@ -288,21 +281,20 @@ func (e *examination) memory(ctx context.Context, now int64) error {
 
 // settings judges the replies to CONFIG.
 func (e *examination) settings(ctx context.Context) error {
-	values := map[string]string{}
+	values, unknown := map[string]string{}, []string(nil)
 	for _, name := range []string{"maxmemory-policy", "appendonly", "appendfsync"} {
 		reply, err := e.ask(ctx, "CONFIG", "GET", name)
 		if err != nil {
 			return err
 		}
 		if reply == nil {
-			e.unknown = append(e.unknown, name)
+			unknown = append(unknown, name)
 		}
 		values[name], _ = configValue(reply)
 	}
 	policy, aof, fsync, durable := values["maxmemory-policy"], values["appendonly"], values["appendfsync"], e.n.cfg.Durable
 	set := func(name, value string) string { return e.cli(e.Node, "CONFIG", "SET", name, value) }
 	forgets := aof != "" && (aof != "yes" || fsync != "always")
-	guarded := e.reported["restart-guard"]
 	e.add(
 		finding{
 			policy != "" && policy != "noeviction", "maxmemory-policy", danger, policy, "maxmemory-policy is " + policy + ": the server may evict a lock that is held, or its counter",
@@ -314,12 +306,11 @@ func (e *examination) settings(ctx context.Context) error {
 			"set appendonly yes and appendfsync always, or leave durable out", set("appendonly", "yes") + " && " + set("appendfsync", "always"),
 		},
 		finding{
-			!durable && forgets && aof != "yes" && !guarded, "appendonly", warning, aof, "appendonly is " + aof + ": a restart forgets the locks that are held",
+			!durable && forgets && aof != "yes" && !e.guarded, "appendonly", warning, aof, "appendonly is " + aof + ": a restart forgets the locks that are held",
 			"set appendonly yes, or let a restart guard keep the server out for a while", set("appendonly", "yes"),
 		},
-		finding{!durable && forgets && aof != "yes" && guarded, "appendonly", note, aof, "appendonly is " + aof + ": after a restart the restart guard keeps the server out for a while", "", ""},
 		finding{!durable && forgets && aof == "yes", "appendfsync", note, fsync, "appendfsync is " + fsync + ": a crash of the machine forgets the last writes", "set appendfsync always where that matters", set("appendfsync", "always")},
-		finding{len(e.unknown) > 0, "unknown-setting", note, "", "CONFIG is refused: the values of " + strings.Join(e.unknown, ", ") + " are unknown", "allow the command CONFIG GET, or look at them by hand", ""},
+		finding{len(unknown) > 0, "unknown-setting", note, "", "CONFIG is refused: the values of " + strings.Join(unknown, ", ") + " are unknown", "allow the command CONFIG GET, or look at them by hand", ""},
 	)
 	return nil
 }
@@ -343,9 +334,6 @@ var rights = []right{
 	{"ZPOPMIN %k", "waiters poll"}, {"PUBLISH %c x", "waiters poll"},
 }
 
-// named finds the user in a refusal of a server that names it.
-var named = regexp.MustCompile(`^NOPERM User (\S+) has no permissions`)
-
 // rights tries every needed command, and reports each that the user may not run.
 func (e *examination) rights(ctx context.Context) error {
 	key, channel := e.n.names.Counter("check"), e.n.waiterChannels+"check"
@@ -365,11 +353,10 @@ func (e *examination) rights(ctx context.Context) error {
 
 // refused adds a finding of a refusal about rights. One tells of all keys, and one of all channels.
 func (e *examination) refused(ctx context.Context, r right, command, why string) {
-	user := "USER"
-	if m := named.FindStringSubmatch(why); m != nil {
-		user = m[1]
-	} else if name, err := e.ask(ctx, "ACL", "WHOAMI"); err == nil && name != nil {
-		user, _ = name.(string)
+	reply, _ := e.ask(ctx, "ACL", "WHOAMI")
+	user, known := reply.(string)
+	if !known {
+		user = "USER"
 	}
 	d := finding{true, "acl-command", warning, command, "the user may not run " + command, "allow it", ""}
 	rule := "+" + strings.ToLower(command)
@@ -387,18 +374,4 @@ func (e *examination) refused(ctx context.Context, r right, command, why string)
 	}
 	d.summary, d.command = d.summary+": "+r.without, e.cli(e.Node, "ACL", "SETUSER", user, rule)
 	e.add(d)
-}
-
-// watchers finds a Sentinel among the clients of a server that is used as a single server.
-func (e *examination) watchers(ctx context.Context) error {
-	if e.n.cfg.Failover {
-		return nil
-	}
-	reply, err := e.ask(ctx, "CLIENT", "LIST")
-	list, _ := reply.(string)
-	e.add(finding{
-		strings.Contains(list, "name=sentinel-"), "sentinel-watched", warning, "", "a Sentinel watches the server, and may put a replica in its place that lacks the last locks",
-		"let no Sentinel watch a node of a quorum; use topology=sentinel where a lone server fails over", "",
-	})
-	return err
 }
