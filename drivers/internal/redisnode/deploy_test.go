@@ -250,16 +250,6 @@ func (s *suite) inspector(t *testing.T) {
 	if n := calls(t, srv, "evalsha") - before; n > 10 {
 		t.Errorf("List ran %d scripts for 3 locks", n)
 	}
-	admin := b.(driver.Admin)
-	if err := admin.Break(context.Background(), "job[0]", driver.Holder{Fence: fences[0] + 1}); !errors.Is(err, driver.ErrLost) {
-		t.Errorf("Break with another token: %v", err)
-	}
-	if err := admin.Break(context.Background(), "job[0]", driver.Holder{Fence: fences[0]}); err != nil {
-		t.Errorf("Break: %v", err)
-	}
-	if st, err := in.Lookup(context.Background(), "job[0]"); err != nil || len(st.Holders) != 0 {
-		t.Errorf("Lookup after Break: %+v, %v", st, err)
-	}
 }
 
 // With the rights that the package docs name, no server logs a denial.

@@ -95,7 +95,7 @@ var together = tests{
 	shared: []test{
 		{"WithoutTheRightToAQueueWaitersPoll", (*suite).queueRefused},
 		{"ReadersAndForeignLocksExcludeEachOther", (*suite).sharedForeign},
-		{"OperatorsSeeAndBreakEachReader", (*suite).sharedOperators},
+		{"OperatorsSeeEachReader", (*suite).sharedOperators},
 		{"ReadersWithKeepGuardAndLostAnswer", (*suite).sharedLeases},
 		{"IdleWaitersAskNobody", (*suite).idleWaiters},
 		{"RestartGuard", (*suite).guards},

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -29,38 +30,28 @@ type wire struct {
 }
 
 func (w *wire) Exec(ctx context.Context, calls []*Call) {
-	pipe := w.before(calls).Pipeline()
-	sent := make([]int, len(calls))
-	for i, c := range calls {
+	conn := w.before(calls).Conn()
+	defer conn.Close() //nolint:errcheck // it goes back to its pool
+	for _, c := range calls {
 		before, after := c.Around()
-		args := append([]any{"evalsha", c.SHA, len(c.Keys)}, anys(append(slices.Clone(c.Keys), c.Args...))...)
+		script := slices.Concat([]string{"evalsha", c.SHA, strconv.Itoa(len(c.Keys))}, c.Keys, c.Args)
 		if c.Text != "" {
-			args[0], args[1] = "eval", c.Text
+			script[0], script[1] = "eval", c.Text
 		}
-		for _, words := range before {
-			pipe.Do(ctx, anys(words)...)
-		}
-		pipe.Do(ctx, args...)
-		for _, words := range after {
-			pipe.Do(ctx, anys(words)...)
-		}
-		sent[i] = len(before) + 1 + len(after)
-	}
-	cmds, err := pipe.Exec(ctx)
-	for i, c := range calls {
-		replies, errs := make([]any, sent[i]), make([]error, sent[i])
-		for j, cmd := range cmds[:sent[i]] {
-			if cmd.Err() == nil && cmd.(*redis.Cmd).Val() == nil {
-				cmd.SetErr(err) // see package goredis
-			}
-			replies[j], errs[j] = cmd.(*redis.Cmd).Val(), serverError(cmd.Err())
-			if list, ok := replies[j].([]any); ok && len(list) > 0 {
+		var replies []any
+		var errs []error
+		for _, words := range slices.Concat(before, [][]string{script}, after) {
+			cmd := redis.NewCmd(ctx, anys(words)...)
+			_ = conn.Process(ctx, cmd) // cmd has the error
+			reply, err := cmd.Result()
+			if list, ok := reply.([]any); ok && len(list) > 0 {
 				if err, ok := list[len(list)-1].(error); ok {
 					list[len(list)-1] = serverError(err)
 				}
 			}
+			replies, errs = append(replies, reply), append(errs, serverError(err))
 		}
-		if cmds = cmds[sent[i]:]; sent[i] == 1 {
+		if len(replies) == 1 {
 			c.Read(replies[0], errs[0])
 		} else {
 			c.ReadAll(replies, errs)

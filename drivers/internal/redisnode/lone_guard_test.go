@@ -156,9 +156,6 @@ func (s *suite) guardMessages(t *testing.T) {
 	}
 	_, err := s.bid(as("noinfo", on), "k")
 	forEver(t, err, "run_id", "INFO", "restart_guard=off", all.Addr())
-	if _, err := s.bid(as("noinfo", "restart_guard=off"), "k"); err != nil {
-		t.Errorf("without INFO and without a guard: %v", err)
-	}
 	_, err = s.bid(as("nomulti", on), "k2")
 	forEver(t, err, "may not run the command", "multi")
 
