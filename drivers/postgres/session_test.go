@@ -91,44 +91,6 @@ func TestTenThousandLocksLiveOnFourConnectionsAndFourHeartbeats(t *testing.T) {
 	nothingLeft(t, s)
 }
 
-// An attempt is bounded by the driver itself. The session's leases are not given up: they may
-// outlast the pause.
-func TestAnAttemptOnASilentServerIsBounded(t *testing.T) {
-	t.Parallel()
-	_, p, b := proxied(t)
-	l := must(t, b, request("held", time.Hour))
-	var paused atomic.Bool
-	var wg sync.WaitGroup
-	wg.Go(func() { // alone, and so it reads its own answers
-		for {
-			was := paused.Load()
-			l, err := b.Acquire(context.Background(), request("alone", time.Second))
-			if err == nil {
-				err = l.Release(context.Background())
-			}
-			if err != nil && was {
-				return
-			}
-		}
-	})
-	<-time.After(20 * time.Millisecond)
-	p.Pause()
-	paused.Store(true)
-	wg.Wait()
-	each(3, func(i int) {
-		if _, err := b.Acquire(context.Background(), request(fmt.Sprint("k", i), time.Second)); err == nil || errors.Is(err, driver.ErrHeld) {
-			t.Errorf("Acquire from a server that stands still: %v", err)
-		}
-	})
-	p.Resume()
-	if err := renew(l, time.Hour); err != nil {
-		t.Errorf("Renew after the pause: %v", err)
-	}
-	for i := range 3 { // the late grant is given back
-		drivertest.Release(t, must(t, b, waiting(fmt.Sprint("k", i), time.Minute)))
-	}
-}
-
 func TestALeaseThatIsNotRenewedEndsAloneOnALivelySession(t *testing.T) {
 	t.Parallel()
 	s := database(t)
@@ -363,26 +325,4 @@ func TestADeadConnectionBlocksNoKeyForATTL(t *testing.T) {
 	<-released
 	p.Resume()
 	drivertest.Release(t, must(t, b, waiting("held", time.Minute)))
-}
-
-func TestAHookMayCallTheBackend(t *testing.T) {
-	t.Parallel()
-	s := database(t)
-	called := make(chan error, 16)
-	var b *postgres.Backend
-	b = built(t, connector(s.URL()), &postgres.Options{Notify: func(driver.Notice) {
-		s, err := b.Lookup(context.Background(), "k")
-		if err == nil && len(s.Holders) > 0 {
-			t.Error("the key is held after the session's end")
-		}
-		called <- err
-	}})
-	l := must(t, b, request("k", time.Minute))
-	if err := terminate(s.URL(), b); err != nil {
-		t.Fatal(err)
-	}
-	<-l.Grant().Lost
-	if err := <-called; drivertest.Verdict(err) != "granted" {
-		t.Log("Lookup from a hook: ", err)
-	}
 }

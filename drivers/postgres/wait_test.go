@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net"
 	"slices"
 	"sync"
@@ -18,7 +17,6 @@ import (
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 	"github.com/redlock-go/redlock/drivers/postgres"
-	"github.com/redlock-go/redlock/redlocktest/fault"
 )
 
 // Of one process's waiters only the first is in the server's queue, and a release of another lock
@@ -167,95 +165,6 @@ func TestARefusedConnectionMeansPolling(t *testing.T) {
 	}
 	drivertest.Release(t, l)
 	drivertest.Release(t, <-got)
-}
-
-// Readers that come and go, in the writer's process or in others, let a writer in when those
-// that were there have gone.
-func TestAWriterWaitsForTheReadersThatWereThere(t *testing.T) {
-	t.Parallel()
-	const hold, readers = 70 * time.Millisecond, 8
-	s := database(t)
-	for _, processes := range []int{1, 8}[rounds(0, 1):] {
-		var all []*postgres.Backend
-		for range processes {
-			all = append(all, opener(t, s.URL()))
-		}
-		for name, writer := range map[string]*postgres.Backend{"elsewhere": opener(t, s.URL()), "in a reader's process": all[0]} {
-			t.Run(fmt.Sprintf("%d processes, %s", processes, name), func(t *testing.T) {
-				passed := writerBeside(t, all, writer, readers, hold)
-				slices.Sort(passed)
-				if passed[len(passed)/2] > 10*readers {
-					t.Errorf("while a writer waited so many reads of %d readers began: %d", readers, passed)
-				}
-			})
-		}
-	}
-}
-
-// writerBeside returns how many reads began each time when a writer waited, beside readers that take
-// the key again and again, in turns, so that the key is never free.
-func writerBeside(t *testing.T, all []*postgres.Backend, writer *postgres.Backend, readers int, hold time.Duration) (passed []int64) {
-	t.Helper()
-	ctx, stop := context.WithCancel(t.Context())
-	var reads atomic.Int64
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	defer stop()
-	for i := range readers {
-		wg.Go(func() {
-			<-time.After(hold * time.Duration(i) / time.Duration(readers))
-			for ctx.Err() == nil {
-				r := sharing(t.Name(), 10*time.Second)
-				r.Wait = true
-				l, err := all[i%len(all)].Acquire(ctx, r)
-				if err != nil {
-					continue
-				}
-				reads.Add(1)
-				<-time.After(hold/2 + rand.N(hold)) // otherwise they would all pause together
-				_ = l.Release(ctx)
-			}
-		})
-	}
-	eventually(t, "all read", func() bool { return reads.Load() > 2*int64(readers) })
-	for range rounds(5, 3) {
-		before := reads.Load()
-		l := must(t, writer, waiting(t.Name(), 10*time.Second))
-		passed = append(passed, reads.Load()-before)
-		drivertest.Release(t, l)
-		<-time.After(2 * hold) // until the readers are out of step
-	}
-	return passed
-}
-
-// Waiters behind a dead network get their locks. The server takes a lock back after the TTL and its
-// grace, as from a holder that died.
-func TestAGrantThatNobodyReceivesIsTakenBack(t *testing.T) {
-	t.Parallel()
-	s := database(t)
-	db := admin(t, s.URL())
-	a := opener(t, s.URL())
-	each(rounds(4, 2), func(i int) {
-		key := fmt.Sprint("k", i)
-		l := must(t, a, request(key, time.Hour))
-		p, err := fault.Start(shared.s.Addr())
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		defer p.Close() //nolint:errcheck // the test's own
-		b := opener(t, s.through(p.Addr()))
-		ctx, cancel := context.WithCancel(t.Context())
-		defer cancel()
-		var cut atomic.Bool
-		go answered(ctx, b, key, time.Second, &cut) //nolint:errcheck // nobody receives the answer
-		drivertest.AwaitWaiters(t, a, key, 1)
-		cut.Store(true)
-		p.HalfOpen(fault.ToClient)
-		drivertest.Release(t, l)
-		drivertest.Release(t, must(t, a, waiting(key, time.Minute)))
-	})
-	eventually(t, "nobody waits", func() bool { return count(t, db, queued) == 0 })
 }
 
 // answered waits for a key, again after an unknown outcome unless over is set, and returns the error.
