@@ -186,7 +186,10 @@ func neverSignals() Harness {
 func TestNoMessageIsLostThoughATestHasLittleTime(t *testing.T) {
 	if os.Getenv(runFails) != "" {
 		h := neverSignals()
-		h.Short = true
+		h.Short, h.Skip = true, map[string]string{}
+		for _, group := range strings.Fields("request exclusion verdict expiry cancel wait") {
+			h.Skip[group] = "the defect is to be met first"
+		}
 		Run(t, h)
 		return
 	}
