@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"reflect"
 	"strings"
 	"sync/atomic"
@@ -452,5 +454,31 @@ func TestFindings(t *testing.T) {
 	})
 	if err := base.CheckPrefix(strings.Repeat("p", driver.MaxKey)); !errors.Is(err, driver.ErrInvalid) {
 		t.Errorf("a long prefix: %v", err)
+	}
+}
+
+// A request goes to the next server after an error, and the servers' clock is known to a second and the
+// time of the request.
+func TestHosts(t *testing.T) {
+	var ahead time.Duration
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Date", time.Now().Add(ahead).UTC().Format(http.TimeFormat))
+	}))
+	defer s.Close()
+	for _, ahead = range []time.Duration{0, time.Hour, -time.Hour} {
+		h := &base.Hosts{Names: []string{"127.0.0.1:1", s.Listener.Addr().String()}, Transport: &http.Transport{DisableKeepAlives: true}, Now: time.Now}
+		c, from := &http.Client{Transport: h}, time.Now()
+		for i, want := range []bool{false, true, true} {
+			answer, err := c.Get("http://any/")
+			if (err == nil) != want {
+				t.Fatalf("request %d: %v", i, err)
+			}
+			if err == nil && answer.Body.Close() != nil {
+				t.Fatal("the body does not close")
+			}
+		}
+		if off := time.Until(h.Clock()) - ahead; off.Abs() > time.Second+time.Since(from) {
+			t.Errorf("a clock that is ahead by %v is off by %v", ahead, off)
+		}
 	}
 }

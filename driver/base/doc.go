@@ -7,6 +7,7 @@
 //	Again       a request that no server took is made again for a while
 //	Joint       a request that callers share who need it at the same time
 //	Sessions    sessions that locks share, renewed while they are used
+//	Hosts       HTTP requests to one of several servers, and their clock
 //	NextBase    tokens of a server with an index that rises with every write
 //	QueueState  the state of a key whose server has a queue
 //	Findings    the findings of Check

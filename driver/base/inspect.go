@@ -11,6 +11,14 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
+// Given returns the options that o points to, or the zero value if it is nil.
+func Given[T any](o *T) (opt T) {
+	if o != nil {
+		opt = *o
+	}
+	return opt
+}
+
 // CheckPrefix returns a *driver.InvalidError if the prefix leaves no bytes for keys.
 func CheckPrefix(prefix string) error {
 	if len(prefix) >= driver.MaxKey {

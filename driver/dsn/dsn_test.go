@@ -88,20 +88,23 @@ func TestParse(t *testing.T) {
 
 func TestTLSNeedsItsScheme(t *testing.T) {
 	for _, name := range []string{"ca", "cert", "key", "server_name", "insecure"} {
-		if _, err := Query(name + "=true").TLS(false); !errors.Is(err, driver.ErrInvalid) || !strings.Contains(err.Error(), name) {
-			t.Errorf("%s without TLS: %v", name, err)
+		p := Query(name + "=true")
+		if c := p.TLS(false); c != nil || !errors.Is(p.Err(), driver.ErrInvalid) || !strings.Contains(p.Err().Error(), name) {
+			t.Errorf("%s without TLS: %v", name, p.Err())
 		}
 	}
-	if c, err := Query("").TLS(false); c != nil || err != nil {
-		t.Errorf("without TLS: %v, %v", c, err)
+	p := Query("")
+	if c := p.TLS(false); c != nil || p.Err() != nil {
+		t.Errorf("without TLS: %v, %v", c, p.Err())
 	}
-	c, err := Query("server_name=db&insecure=on").TLS(true)
-	if err != nil || c.ServerName != "db" || !c.InsecureSkipVerify {
-		t.Errorf("with TLS: %+v, %v", c, err)
+	p = Query("server_name=db&insecure=on")
+	if c := p.TLS(true); p.Err() != nil || c.ServerName != "db" || !c.InsecureSkipVerify {
+		t.Errorf("with TLS: %+v, %v", c, p.Err())
 	}
 	for _, bad := range []string{"ca=/does/not/exist", "cert=/does/not/exist", "cert=a&key=b"} {
-		_, err := Query(bad).TLS(true)
-		if !errors.Is(err, driver.ErrInvalid) || strings.Contains(err.Error(), "/does") {
+		p := Query(bad)
+		p.TLS(true)
+		if err := p.Err(); !errors.Is(err, driver.ErrInvalid) || strings.Contains(err.Error(), "/does") {
 			t.Errorf("%s: %v", bad, err)
 		}
 	}

@@ -113,40 +113,39 @@ func hostPort(s, port string) (string, bool) {
 // instead of the system's; cert and key, files of the client's certificate; server_name, the
 // name to expect in the server's certificate; and insecure, which verifies nothing. It reads
 // the files. Where the connection has no TLS (on is false) it returns nil, and each of these
-// parameters is an error.
-func (p *Params) TLS(on bool) (*tls.Config, error) {
+// parameters is an error of Err.
+func (p *Params) TLS(on bool) *tls.Config {
 	ca, cert, key := p.String("ca", ""), p.String("cert", ""), p.String("key", "")
 	c := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: p.String("server_name", "")}
 	c.InsecureSkipVerify = p.Bool("insecure", false)
 	if !on {
 		for _, name := range []string{"ca", "cert", "key", "server_name", "insecure"} {
 			if p.Has(name) {
-				return nil, driver.Invalid(label(name), "is for TLS, which the URL does not ask for")
+				p.fail(driver.Invalid(label(name), "is for TLS, which the URL does not ask for"))
 			}
 		}
-		return nil, nil
+		return nil
 	}
 	if ca != "" {
 		pem, err := os.ReadFile(ca)
 		if err != nil {
-			return nil, driver.Invalid(label("ca"), "cannot be read: %v", reason(err))
+			p.fail(driver.Invalid(label("ca"), "cannot be read: %v", reason(err)))
 		}
 		c.RootCAs = x509.NewCertPool()
 		if !c.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, driver.Invalid(label("ca"), "holds no PEM certificate")
+			p.fail(driver.Invalid(label("ca"), "holds no PEM certificate"))
 		}
 	}
 	if (cert == "") != (key == "") {
-		return nil, driver.Invalid("parameters \"cert\" and \"key\"", "belong together: give both or none")
-	}
-	if cert != "" {
+		p.fail(driver.Invalid("parameters \"cert\" and \"key\"", "belong together: give both or none"))
+	} else if cert != "" {
 		pair, err := tls.LoadX509KeyPair(cert, key)
 		if err != nil {
-			return nil, driver.Invalid("parameters \"cert\" and \"key\"", "are no certificate with its key: %v", reason(err))
+			p.fail(driver.Invalid("parameters \"cert\" and \"key\"", "are no certificate with its key: %v", reason(err)))
 		}
 		c.Certificates = []tls.Certificate{pair}
 	}
-	return c, nil
+	return c
 }
 
 // reason removes the path from a file's error, because the path is a parameter's value.

@@ -15,7 +15,7 @@
 //	path/KEY                  the lock, with the session of its holder and a record as its value
 //	path/.dlock/base          the version of this layout, and the base of the tokens
 //	path/.dlock/q/KEY/        there are waiters
-//	path/.dlock/q/KEY/S.N     the waiter N of the session S
+//	path/.dlock/q/KEY/S/N     the waiter N of the session S
 //	path/.dlock/m/S/N         the waiter N of the session S has got its lock
 //
 // The path is "dlock" unless the URL has another one. KEY is the prefix and the key, percent-encoded.
@@ -40,8 +40,8 @@
 // anew: a dead process's lock is free up to two TTLs after its last renewal, or after an election, and
 // two seconds later if only waiters look. The lease itself ends after one TTL, counted from before the
 // request that renewed the session, and the driver frees a lock at its lease's end. So no lock-delay is
-// needed, and the sessions have none: Consul's own default, 15 s, holds for other programs' sessions
-// only, and such a lock is then "held" until it has passed.
+// needed, and the sessions have the least, a millisecond: Consul's own default, 15 s, holds for other
+// programs' sessions only, and such a lock is then "held" until it has passed.
 //
 // The sessions are tied to no health check. They belong to the node of the agent that made them: if the
 // node leaves the datacenter, its locks are free at once. A client agent leaves when it is stopped in
@@ -73,10 +73,10 @@
 // # Requests
 //
 // A lock that is free and its release are one request each, and a lock that is held takes two. A handoff
-// takes one of each client, and two more of one that did not know of waiters. A session is renewed every twelfth of its TTL; it ends
-// when it has carried no lock for a minute. An attempt whose outcome is unknown is undone in the
-// background: the undoing changes the base, so that the attempt's request does nothing should it arrive
-// later.
+// takes one of each client, and two more of one that did not know of waiters. A session is renewed
+// every twelfth of its TTL; it ends when it has carried no lock for a minute. An attempt whose outcome
+// is unknown is undone in the background: the undoing changes the base, so that the attempt's request
+// does nothing should it arrive later.
 //
 // There is no shared mode. WithMinHold of package dlock keeps a lock while the process lives; if it is
 // killed, the lock ends with its session.

@@ -21,6 +21,9 @@ const (
 	defaultMin = 10 * time.Second
 	// maxTTL is the longest TTL of a session.
 	maxTTL = 24 * time.Hour
+	// mostConnections is how many connections a backend has to an agent: an agent refuses more than 200
+	// of one address (http_max_conns_per_client). Other requests wait for one.
+	mostConnections = 64
 )
 
 // Driver opens backends by URL. The zero Driver is ready.
@@ -40,18 +43,17 @@ func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 	opt.SessionTTLMin = u.Params.Duration("session_ttl_min", defaultMin, time.Second)
 	c := api.DefaultConfig()
 	c.Datacenter = u.Params.String("dc", "")
-	secure, err := u.Params.TLS(u.Scheme == "consuls")
-	if err != nil {
-		return nil, err
-	}
+	secure := u.Params.TLS(u.Scheme == "consuls")
 	if err := u.Params.Err(); err != nil {
 		return nil, err
 	}
 	if u.User != "" && u.Password == "" {
 		return nil, driver.Invalid("URL", "has a user and no token: write any user and the token, user:token@")
 	}
-	t := newTransport(u.Hosts, secure)
-	c.Address, c.Scheme, c.HttpClient, c.PathPrefix = u.Hosts[0], "http", &http.Client{Transport: t}, ""
+	hosts := &base.Hosts{Names: u.Hosts, Now: time.Now, Transport: &http.Transport{
+		TLSClientConfig: secure, ForceAttemptHTTP2: true, MaxConnsPerHost: mostConnections, MaxIdleConnsPerHost: mostConnections, IdleConnTimeout: time.Minute,
+	}}
+	c.Address, c.Scheme, c.HttpClient, c.PathPrefix = u.Hosts[0], "http", &http.Client{Transport: hosts}, ""
 	if secure != nil {
 		c.Scheme = "https"
 	}
@@ -66,7 +68,7 @@ func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	b.address, b.transport, b.now = u.String(), t, t.clock
+	b.address, b.hosts, b.now = u.String(), hosts, hosts.Clock
 	return b, nil
 }
 
@@ -88,18 +90,18 @@ type Options struct {
 
 // Backend grants locks of one Consul datacenter.
 type Backend struct {
-	opt       Options
-	about     driver.Info
-	address   string
-	client    *api.Client
-	transport *transport       // nil: the caller's own client
-	now       func() time.Time // the agent's time, or this machine's
-	seen      atomic.Uint64    // the highest index seen
+	opt     Options
+	about   driver.Info
+	address string
+	client  *api.Client
+	hosts   *base.Hosts      // nil: the caller's own client
+	now     func() time.Time // the agent's time, or this machine's
+	seen    atomic.Uint64    // the highest index seen
 
 	calls base.Calls
 
 	sessions base.Sessions[*session]   // by their TTL in seconds
-	base     atomic.Pointer[tokenBase] // nil: it must be read
+	base     atomic.Pointer[tokenBase] // as it most likely is
 
 	mu sync.Mutex // of the sessions' fields
 }
@@ -116,10 +118,7 @@ func New(client *api.Client, o *Options) (*Backend, error) {
 	if client == nil {
 		return nil, driver.Invalid("client", "is nil")
 	}
-	var opt Options
-	if o != nil {
-		opt = *o
-	}
+	opt := base.Given(o)
 	opt.Path = cmp.Or(strings.Trim(opt.Path, "/"), defaultPath)
 	opt.SessionTTLMin = cmp.Or(opt.SessionTTLMin, defaultMin)
 	if opt.SessionTTLMin < time.Second || opt.SessionTTLMin > maxTTL {
@@ -139,6 +138,7 @@ func New(client *api.Client, o *Options) (*Backend, error) {
 	if err := b.calls.Setup("consul", opt.Prefix, &b.opt.CallTimeout); err != nil {
 		return nil, err
 	}
+	b.base.Store(&tokenBase{}) // another one shows at the first conflict
 	return b, nil
 }
 
@@ -151,8 +151,8 @@ func (b *Backend) String() string { return b.address }
 // Close ends the backend. It does not release held leases. It waits for the clean-up under way, for
 // about the call timeout at most.
 func (b *Backend) Close() error {
-	if b.calls.Close() && b.transport != nil {
-		b.transport.http.CloseIdleConnections()
+	if b.calls.Close() && b.hosts != nil {
+		b.hosts.Transport.CloseIdleConnections()
 	}
 	return nil
 }

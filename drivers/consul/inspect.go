@@ -2,7 +2,6 @@ package consul
 
 import (
 	"context"
-	"errors"
 	"net/url"
 	"strings"
 	"time"
@@ -25,11 +24,11 @@ func (b *Backend) Lookup(ctx context.Context, key string) (s *driver.State, err 
 		}
 		s = &driver.State{Key: key, Waiters: len(st.waiters)}
 		for _, p := range st.waiters[:min(len(st.waiters), mostQueue)] {
-			s.Queue = append(s.Queue, driver.Holder{Owner: holder(p).Owner, Since: holder(p).Since})
+			s.Queue = append(s.Queue, driver.Holder{Owner: holder(p).Owner})
 		}
-		if st.held() {
+		if isHeld(st.lock) {
 			s.Holders = []driver.Holder{holder(st.lock)}
-		} else if len(st.waiters) > 0 {
+		} else if s.Waiters > 0 {
 			s.ReservedFor = lookEvery
 		}
 		return nil
@@ -41,39 +40,24 @@ func (b *Backend) Lookup(ctx context.Context, key string) (s *driver.State, err 
 func (b *Backend) List(ctx context.Context, prefix string, yield func(*driver.State) bool) error {
 	var all api.KVPairs
 	err := b.calls.Do(ctx, 10*b.opt.CallTimeout, func(call *base.Call) (err error) { // there may be many
-		all, _, err = b.client.KV().List(b.Path(prefix), (&api.QueryOptions{RequireConsistent: true}).WithContext(call))
+		all, _, err = b.client.KV().List(b.Path(prefix), consistent(call))
 		return explain(err)
 	})
 	for _, p := range all {
-		if key, ours := b.keyOf(p.Key); ours && p.Session != "" && !yield(&driver.State{Key: key, Holders: []driver.Holder{holder(p)}}) {
+		full, bad := url.PathUnescape(strings.TrimPrefix(p.Key, b.opt.Path+"/"))
+		key, ours := strings.CutPrefix(full, b.opt.Prefix)
+		ours = ours && bad == nil && b.Path(key) == p.Key && isHeld(p)
+		if ours && !yield(&driver.State{Key: key, Holders: []driver.Holder{holder(p)}}) {
 			break
 		}
 	}
 	return err
 }
 
-// keyOf returns the key of a lock, without the prefix, and whether the backend could have it.
-func (b *Backend) keyOf(lock string) (string, bool) {
-	full, err := url.PathUnescape(strings.TrimPrefix(lock, b.opt.Path+"/"))
-	key, ours := strings.CutPrefix(full, b.opt.Prefix)
-	return key, err == nil && ours && b.Path(key) == lock
-}
-
 // Break frees the lock of the holder with this token, which learns of it at its next renewal.
 func (b *Backend) Break(ctx context.Context, key string, h driver.Holder) error {
 	return b.calls.Do(ctx, b.opt.CallTimeout, func(call *base.Call) error {
-		for {
-			st, err := b.read(call, b.Path(key))
-			switch {
-			case err != nil:
-				return err
-			case !st.held() || fence(st.lock) != h.Fence:
-				return driver.ErrLost
-			}
-			if err := b.pass(call, st); !errors.Is(err, errConflict) {
-				return err
-			}
-		}
+		return b.free(call, b.Path(key), nil, func(p *api.KVPair) bool { return isHeld(p) && holder(p).Fence == h.Fence })
 	})
 }
 
@@ -88,16 +72,12 @@ func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 		}
 		probe := b.root() + "check/" + s.id
 		sent := time.Now()
-		_, err := b.txn(call, hold(probe, s.id, nil), get(probe), below(b.root()+"check/"))
-		if err == nil {
-			_, err = b.txn(call, drop(probe))
-		}
-		if err != nil {
+		if _, err := b.txn(call, hold(probe, s.id, nil), get(probe), below(b.root()+"check/"), drop(probe)); err != nil {
 			return err
 		}
 		found.Clock(b.now(), sent)
 		found.Add("session-ttl", driver.SeverityNote, "", "the servers keep a dead process's locks for up to twice their TTL, %v at least", b.opt.SessionTTLMin).Measured = b.opt.SessionTTLMin.String()
-		found.Add("lock-delay", driver.SeverityNote, "", "the locks of this driver have no lock-delay; those of another program stay for its own when its session ends").Measured = "0s"
+		found.Add("lock-delay", driver.SeverityNote, "", "the locks of this driver have the least lock-delay; those of another program stay for its own when its session ends").Measured = leastDelay.String()
 		peers, err := b.client.Status().PeersWithQueryOptions((&api.QueryOptions{}).WithContext(call))
 		if err == nil {
 			found.Members(len(peers), 0) // one agent's address is enough

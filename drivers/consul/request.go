@@ -1,7 +1,6 @@
 package consul
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -9,6 +8,7 @@ import (
 	"net"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -23,7 +23,7 @@ import (
 //	KEY                  the lock, with the session of its holder and a record as its value
 //	.dlock/base          "dlock1 BASE": the version of this layout, and the base of the tokens
 //	.dlock/q/KEY/        there are waiters: its value changes with each that comes
-//	.dlock/q/KEY/S.N     the waiter N of the session S, held by the session, with a record
+//	.dlock/q/KEY/S/N     the waiter N of the session S, held by the session, with a record
 //	.dlock/m/S/          held by the session S, which has waiters
 //	.dlock/m/S/N         the waiter N of the session S has got its lock
 //
@@ -53,8 +53,7 @@ func (b *Backend) queue(lock string) string {
 // A record is the value of a lock or of a waiter.
 type record struct {
 	Owner string `json:"owner"`
-	Base  uint64 `json:"base,omitempty"`     // of the token: see fence
-	Since int64  `json:"since_us,omitempty"` // since when it has the lock or waits, by the agent's clock
+	Base  uint64 `json:"base,omitempty"` // of the token: see holder
 }
 
 func (r record) text() []byte {
@@ -62,31 +61,15 @@ func (r record) text() []byte {
 	return text
 }
 
-// parse reads a lock or a waiter. The owner of another program's lock is its session.
-func parse(p *api.KVPair) record {
-	var r record
-	if len(p.Value) > 4096 || json.Unmarshal(p.Value, &r) != nil || r.Owner == "" || r.Base > driver.MaxFence || p.CreateIndex > driver.MaxFence-r.Base || r.Since < 0 || r.Since > driver.MaxFence {
-		r = record{Owner: "session " + p.Session}
-	}
-	return r
-}
-
-// fence is the token of a lock: the base, and the index of the transaction that made its key. That
-// of another program's lock is the index of its last change.
-func fence(p *api.KVPair) uint64 {
-	if r := parse(p); r.Base != 0 {
-		return r.Base + p.CreateIndex
-	}
-	return p.ModifyIndex
-}
-
+// holder reads the owner of a lock or of a waiter, and the token of a lock: the base, and the index of the
+// transaction that made its key. The owner of another program's lock is its session, and the token is
+// the index of its last change.
 func holder(p *api.KVPair) driver.Holder {
-	r := parse(p)
-	h := driver.Holder{Owner: r.Owner, Fence: fence(p)}
-	if r.Since != 0 {
-		h.Since = time.UnixMicro(r.Since)
+	var r record
+	if len(p.Value) > 4096 || json.Unmarshal(p.Value, &r) != nil || r.Owner == "" || r.Base > driver.MaxFence || p.CreateIndex > driver.MaxFence-r.Base {
+		return driver.Holder{Owner: "session " + p.Session, Fence: p.ModifyIndex}
 	}
-	return h
+	return driver.Holder{Owner: r.Owner, Fence: r.Base + p.CreateIndex}
 }
 
 // Verdicts of a transaction that did nothing.
@@ -98,15 +81,8 @@ var (
 
 // inDoubt reports whether a request with this error may have had an effect, or may have one yet.
 func inDoubt(err error) bool {
-	if err == nil || unsent(err) {
-		return false
-	}
-	for _, sure := range []error{errConflict, errNoSession, driver.ErrRefused, driver.ErrHeld} {
-		if errors.Is(err, sure) {
-			return false
-		}
-	}
-	return true
+	sure := err == nil || unsent(err) || errors.Is(err, errConflict) || errors.Is(err, errNoSession)
+	return !sure && !errors.Is(err, driver.ErrRefused) && !errors.Is(err, driver.ErrHeld)
 }
 
 // lockDelay is the holder of a lock that another program's session left with a lock-delay.
@@ -169,27 +145,12 @@ func explain(err error) error {
 // An answer is that of a transaction: what it read and wrote, by key.
 type answer map[string]*api.KVPair
 
-// tree returns what sessions hold below a key, in the order in which it was made.
-func (a answer) tree(below string) (found []*api.KVPair) {
-	for key, p := range a {
-		if strings.HasPrefix(key, below) && p.Session != "" {
-			found = append(found, p)
-		}
-	}
-	slices.SortFunc(found, func(x, y *api.KVPair) int { return cmp.Compare(x.CreateIndex, y.CreateIndex) })
-	return found
-}
-
 // txn carries operations out, all or none. One that only reads is answered by a leader that a
 // majority has just confirmed.
 func (b *Backend) txn(ctx context.Context, ops ...*api.KVTxnOp) (answer, error) {
-	all := make(api.TxnOps, len(ops))
-	for i, op := range ops {
-		all[i] = &api.TxnOp{KV: op}
-	}
-	var said *api.TxnResponse
+	var said *api.KVTxnResponse
 	err := b.request(ctx, func(ctx context.Context) (err error) {
-		_, said, _, err = b.client.Txn().Txn(all, (&api.QueryOptions{RequireConsistent: true}).WithContext(ctx))
+		_, said, _, err = b.client.KV().Txn(ops, consistent(ctx))
 		return err
 	})
 	if err != nil {
@@ -201,28 +162,29 @@ func (b *Backend) txn(ctx context.Context, ops ...*api.KVTxnOp) (answer, error) 
 		}
 	}
 	a := answer{}
-	for _, r := range said.Results {
-		if r.KV != nil && r.KV.ModifyIndex > driver.MaxFence {
+	for _, p := range said.Results {
+		switch {
+		case p == nil || p.ModifyIndex == 0: // it is not there
+		case p.ModifyIndex > driver.MaxFence:
 			return nil, errors.New("the server's answer has an index that is out of range")
-		}
-		if r.KV != nil && r.KV.ModifyIndex != 0 {
-			a[r.KV.Key] = r.KV
-			b.saw(r.KV.ModifyIndex)
+		default:
+			a[p.Key] = p
+			b.saw(p.ModifyIndex)
 		}
 	}
 	return a, err
 }
 
+// consistent lets a leader answer that a majority has just confirmed.
+func consistent(ctx context.Context) *api.QueryOptions {
+	return (&api.QueryOptions{RequireConsistent: true}).WithContext(ctx)
+}
+
 // Operations of a transaction.
 
 func get(key string) *api.KVTxnOp   { return &api.KVTxnOp{Verb: api.KVGetOrEmpty, Key: key} }
-func there(key string) *api.KVTxnOp { return &api.KVTxnOp{Verb: api.KVGet, Key: key} }
 func below(key string) *api.KVTxnOp { return &api.KVTxnOp{Verb: api.KVGetTree, Key: key} }
 func drop(key string) *api.KVTxnOp  { return &api.KVTxnOp{Verb: api.KVDelete, Key: key} }
-
-func set(key, value string) *api.KVTxnOp {
-	return &api.KVTxnOp{Verb: api.KVSet, Key: key, Value: []byte(value)}
-}
 
 func hold(key, session string, value []byte) *api.KVTxnOp {
 	return &api.KVTxnOp{Verb: api.KVLock, Key: key, Session: session, Value: value, Flags: lockFlags}
@@ -235,4 +197,69 @@ func remove(key string, p *api.KVPair) []*api.KVTxnOp {
 		return []*api.KVTxnOp{{Verb: api.KVCheckNotExists, Key: key}}
 	}
 	return []*api.KVTxnOp{{Verb: api.KVCheckIndex, Key: key, Index: p.ModifyIndex}, drop(key)}
+}
+
+// A token is a base plus the index of the transaction that took the lock. Indexes rise with every
+// write of the datacenter, and the base never falls, so that tokens rise over all keys: each such
+// transaction does nothing if the base is not the expected one.
+type tokenBase struct {
+	value uint64
+	index uint64 // of its last change; 0: nothing is stored yet
+}
+
+// lag is how far tokens may fall behind the clock before a lock raises the base. Other attempts under
+// way then conflict, so it is not less.
+const lag = 200 * time.Millisecond
+
+// saw notes an index that a server answered with.
+func (b *Backend) saw(index uint64) {
+	for old := b.seen.Load(); index > old && !b.seen.CompareAndSwap(old, index); old = b.seen.Load() {
+	}
+}
+
+// readBase reads the base from an answer.
+func (b *Backend) readBase(a answer) (err error) {
+	var x tokenBase
+	if p := a[b.baseKey()]; p != nil {
+		x.index = p.ModifyIndex
+		x.value, err = base.ParseBase(string(p.Value), layout, b.opt.Path)
+	} else {
+		b.seen.Store(0) // it may be another cluster
+	}
+	if err == nil {
+		b.base.Store(&x)
+	}
+	return err
+}
+
+// change carries out what ops returns for the base of a new token, if the expected base is there, which
+// it returns. It raises that if tokens lag behind the clock.
+func (b *Backend) change(ctx context.Context, ops func(base uint64) []*api.KVTxnOp) (answer, *tokenBase, error) {
+	old := b.base.Load()
+	value, err := base.NextBase(old.value, b.seen.Load(), old.index != 0, b.now(), lag, 0)
+	if err == nil && value > driver.MaxFence/2 {
+		err = &driver.RefusedError{Reason: "the tokens of the locks under " + strconv.Quote(b.opt.Path) + " are at their end: use another path"}
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	done, err := b.commit(ctx, old, value, ops(value)...)
+	return done, old, err
+}
+
+// commit carries operations out if the base is the old one, which gets this value, and notes what it is.
+func (b *Backend) commit(ctx context.Context, old *tokenBase, value uint64, ops ...*api.KVTxnOp) (answer, error) {
+	expected := &api.KVTxnOp{Verb: api.KVCheckIndex, Key: b.baseKey(), Index: old.index}
+	if value != old.value || old.index == 0 {
+		expected.Verb, expected.Value = api.KVCAS, []byte(layout+" "+strconv.FormatUint(value, 10))
+	}
+	ops = append(ops, expected)
+	if old.index == 0 { // a server that is too old for reads refuses this
+		ops = append(ops, get(b.baseKey()))
+	}
+	done, err := b.txn(ctx, ops...)
+	if p := done[b.baseKey()]; p != nil {
+		b.base.Store(&tokenBase{value, p.ModifyIndex})
+	}
+	return done, err
 }

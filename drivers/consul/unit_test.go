@@ -31,12 +31,12 @@ func TestClassesOfTTLs(t *testing.T) {
 
 // A base that a stranger wrote, and that would overflow the token, is none.
 func TestATokenOverflowsNothing(t *testing.T) {
-	if got := fence(&api.KVPair{CreateIndex: math.MaxUint64 - 2, ModifyIndex: 9, Value: []byte(`{"owner":"o","base":5}`)}); got != 9 {
+	if got := holder(&api.KVPair{CreateIndex: math.MaxUint64 - 2, ModifyIndex: 9, Value: []byte(`{"owner":"o","base":5}`)}).Fence; got != 9 {
 		t.Errorf("an index that overflows: token %d", got)
 	}
 	for base, want := range map[uint64]uint64{5: 12, driver.MaxFence - 7: driver.MaxFence, driver.MaxFence - 6: 9, math.MaxUint64: 9, math.MaxUint64 - 6: 9} {
 		p := &api.KVPair{CreateIndex: 7, ModifyIndex: 9, Value: fmt.Appendf(nil, `{"owner":"o","base":%d}`, base)}
-		if got := fence(p); got != want {
+		if got := holder(p).Fence; got != want {
 			t.Errorf("base %d: token %d, want %d", base, got, want)
 		}
 	}

@@ -44,10 +44,7 @@ func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 	}
 	opt := Options{Prefix: cfg.Prefix, Notify: cfg.Notify, Path: u.Path}
 	opt.CallTimeout = u.Params.Duration("call_timeout", defaultCallTimeout, 10*time.Millisecond)
-	secure, err := u.Params.TLS(u.Scheme == "etcds")
-	if err != nil {
-		return nil, err
-	}
+	secure := u.Params.TLS(u.Scheme == "etcds")
 	if err := u.Params.Err(); err != nil {
 		return nil, err
 	}
@@ -152,10 +149,7 @@ func New(client *clientv3.Client, o *Options) (*Backend, error) {
 }
 
 func newBackend(o *Options, members int) (*Backend, error) {
-	var opt Options
-	if o != nil {
-		opt = *o
-	}
+	opt := base.Given(o)
 	if opt.Path == "" {
 		opt.Path = defaultPath
 	}

@@ -3,7 +3,6 @@ package etcd
 import (
 	"context"
 	"crypto/tls"
-	"errors"
 	"net/http"
 	"strconv"
 	"time"
@@ -11,6 +10,7 @@ import (
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/base"
 )
 
@@ -128,47 +128,28 @@ func (b *Backend) raised(ctx context.Context, old *tokenBase) (uint64, error) {
 	return base.NextBase(old.value, uint64(max(b.seen.Load(), 0)), old.stored != "", now, lag, ahead)
 }
 
-// serverClock returns a function that asks the servers, one after another, for their time: the
-// Date of an answer over HTTP, in whole seconds. It returns this machine's time if that is
-// within the same second, or if no server sends its own within its part of the timeout.
-func serverClock(hosts []string, secure *tls.Config, timeout time.Duration, now func() time.Time) func(context.Context) (time.Time, error) {
+// serverClock returns a function that asks the servers, one after another, for their time, over HTTP.
+// It returns this machine's time if no server sends its own within its part of the timeout.
+func serverClock(names []string, secure *tls.Config, timeout time.Duration, now func() time.Time) func(context.Context) (time.Time, error) {
 	scheme := "http://"
 	if secure != nil {
 		scheme = "https://"
 	}
+	hosts := &base.Hosts{Names: names, Now: now, Transport: &http.Transport{TLSClientConfig: secure, DisableKeepAlives: true}}
 	client := &http.Client{
-		Timeout: timeout / time.Duration(len(hosts)), Transport: &http.Transport{TLSClientConfig: secure, DisableKeepAlives: true},
+		Timeout: timeout / time.Duration(len(names)), Transport: hosts,
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
 	return func(ctx context.Context) (time.Time, error) {
-		for _, host := range hosts {
-			server, err := askClock(ctx, client, scheme+host+"/version")
-			switch local, end := now(), server.Add(time.Second); {
-			case ctx.Err() != nil:
-				return server, ctx.Err()
-			case err != nil:
-			case local.Before(server):
-				return server, nil
-			case local.After(end):
-				return end, nil
-			default:
-				return local, nil
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, scheme+names[0]+"/version", nil)
+		if err != nil {
+			return time.Time{}, err
+		}
+		for range names {
+			if answer, err := client.Do(req); err == nil && answer.Body.Close() == nil {
+				break
 			}
 		}
-		return now(), nil
+		return hosts.Clock(), driver.ContextErr(ctx)
 	}
-}
-
-func askClock(ctx context.Context, client *http.Client, url string) (time.Time, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return time.Time{}, err
-	}
-	resp, err := client.Do(req)
-	if err != nil {
-		return time.Time{}, err
-	}
-	err = resp.Body.Close()
-	now, bad := http.ParseTime(resp.Header.Get("Date"))
-	return now, errors.Join(err, bad)
 }

@@ -65,7 +65,7 @@ func (b *Backend) look(ctx context.Context) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, b.opt.CallTimeout)
 	defer cancel()
 	b.mu.Lock()
-	nc, before := b.conn, b.bound
+	nc := b.conn
 	b.mu.Unlock()
 	if nc == nil {
 		if nc, err = b.dial(); err != nil {
@@ -75,31 +75,8 @@ func (b *Backend) look(ctx context.Context) (err error) {
 	k, err := b.find(ctx, nc)
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if err == nil && (before == nil || before.root != k.root) {
-		err = b.listen(k)
-	}
-	if b.conn = nc; err != nil {
-		k = nil
-	}
-	b.bound = k
+	b.conn, b.bound = nc, k
 	return err
-}
-
-// listen hears of waiters, and notes it for leases that they wait for. b.mu is held.
-func (b *Backend) listen(k *bucket) (err error) {
-	if b.queues != nil {
-		_ = b.queues.Unsubscribe() // of the bucket before
-	}
-	b.queues, err = k.nc.Subscribe(k.news("w", ">"), func(m *nats.Msg) {
-		if parts := strings.Split(m.Subject, "."); len(parts) > 4 { // $DLOCK, bucket, epoch, "w", lock
-			b.mu.Lock()
-			defer b.mu.Unlock()
-			if l := b.held[parts[4]]; l != nil {
-				l.contended.Store(true)
-			}
-		}
-	})
-	return b.explain(err)
 }
 
 func (b *Backend) find(ctx context.Context, nc *nats.Conn) (*bucket, error) {
@@ -108,13 +85,14 @@ func (b *Backend) find(ctx context.Context, nc *nats.Conn) (*bucket, error) {
 		return nil, err
 	}
 	b.complaint.Store(nil)
-	sent := time.Now()
 	s, err := js.Stream(ctx, "KV_"+b.opt.Bucket)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
-		if err = b.create(ctx, nc, js); err == nil {
-			sent = time.Now()
-			s, err = js.Stream(ctx, "KV_"+b.opt.Bucket)
-		}
+		s, err = b.create(ctx, nc, js)
+	}
+	var info *jetstream.StreamInfo
+	sent := time.Now()
+	if err == nil { // again, for the clock: the first answer may have waited for the connection
+		info, err = s.Info(ctx)
 	}
 	if errors.Is(err, nats.ErrNoResponders) {
 		return nil, &driver.RefusedError{Reason: "no server answers for JetStream: enable it on the servers and for the account", RetryAfter: time.Second}
@@ -122,26 +100,18 @@ func (b *Backend) find(ctx context.Context, nc *nats.Conn) (*bucket, error) {
 	if err != nil {
 		return nil, b.explain(err)
 	}
-	took, info := time.Since(sent), s.CachedInfo()
 	if err := check(&info.Config); err != nil {
 		return nil, err
 	}
-	k := &bucket{nc: nc, js: js, s: s, root: b.opt.Bucket + "." + info.Config.Metadata[metaEpoch] + ".", base: uint64(info.Created.UnixMicro()), seen: sent, replicas: info.Config.Replicas}
-	k.at = info.TimeStamp.Add(-took / 2)
-	// The server's clock is known to half of a round trip. The first one may have waited for the connection.
-	for tries := 0; took > 10*time.Millisecond && tries < 2; tries++ {
-		sent := time.Now()
-		info, err := s.Info(ctx)
-		if again := time.Since(sent); err == nil && again < took {
-			took, k.seen, k.at = again, sent, info.TimeStamp.Add(-again/2)
-		}
-	}
-	return k, nil
+	return &bucket{
+		nc: nc, js: js, s: s, root: b.opt.Bucket + "." + info.Config.Metadata[metaEpoch] + ".", base: uint64(info.Created.UnixMicro()),
+		seen: sent, at: info.TimeStamp.Add(-time.Since(sent) / 2), replicas: info.Config.Replicas,
+	}, nil
 }
 
-func (b *Backend) create(ctx context.Context, nc *nats.Conn, js jetstream.JetStream) error {
+func (b *Backend) create(ctx context.Context, nc *nats.Conn, js jetstream.JetStream) (jetstream.Stream, error) {
 	if v := nc.ConnectedServerVersion(); !newEnough(v) {
-		return &driver.RefusedError{Reason: "the server is NATS " + strconv.Quote(v) + ", which has no TTL of messages: upgrade to 2.11 or newer"}
+		return nil, &driver.RefusedError{Reason: "the server is NATS " + strconv.Quote(v) + ", which has no TTL of messages: upgrade to 2.11 or newer"}
 	}
 	epoch := nuid.Next()
 	root := b.opt.Bucket + "." + epoch + ".>"
@@ -155,11 +125,11 @@ func (b *Backend) create(ctx context.Context, nc *nats.Conn, js jetstream.JetStr
 	if nc.ConnectedClusterName() != "" {
 		c.Replicas = 3
 	}
-	_, err := js.CreateStream(ctx, c)
+	s, err := js.CreateStream(ctx, c)
 	if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) { // another client was first
-		return nil
+		return js.Stream(ctx, c.Name)
 	}
-	return err
+	return s, err
 }
 
 // newEnough reports whether a server's version is 2.11 or newer.
@@ -194,9 +164,6 @@ func check(c *jetstream.StreamConfig) error {
 
 // subject returns the subject of something stored: its kind is "k" for a lock and "w" for a waiter.
 func (k *bucket) subject(kind, rest string) string { return "$KV." + k.root + kind + "." + rest }
-
-// news returns the subject on which the server tells what it has stored under a subject.
-func (k *bucket) news(kind, rest string) string { return "$DLOCK." + k.root + kind + "." + rest }
 
 // now is the server's clock. It needs no wall clock of this machine, which may leap.
 func (k *bucket) now() time.Time { return k.at.Add(time.Since(k.seen)) }

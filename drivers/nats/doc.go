@@ -16,7 +16,7 @@
 //	$KV.bucket.EPOCH.k.KEY        the holder, or that the lock was freed; with the lock's TTL
 //	$KV.bucket.EPOCH.w.KEY.ID     a waiter, for ten minutes
 //	$KV.bucket.EPOCH.c.CLIENT     a question whether a majority serves, for a second
-//	$DLOCK.bucket.EPOCH.>         the same messages once they are stored, which clients hear
+//	$DLOCK.bucket.EPOCH.>         the same messages once they are stored, which waiters hear
 //
 // A lock is taken by a message that the server accepts only behind the message that was read before
 // it. A renewal and a release are such messages, too: a request that arrives late finds another
@@ -40,10 +40,10 @@
 //
 // # Waiting
 //
-// Waiters of all clients are served in the order in which they came. A holder that knows of waiters
-// names the first of them when it frees the lock, which keeps the lock for that one for half a
-// second; if it does not come, its process is taken for dead and leaves the queue. A waiter looks
-// every 15 s, with two requests, and if it left the queue though it lives, it takes a place again.
+// Waiters of all clients are served in the order in which they came. Who frees a lock names the first of
+// them, which keeps the lock for that one for half a second; if it does not come, its process is taken
+// for dead and leaves the queue. A waiter looks every 15 s, with two requests, and if it left the queue
+// though it lives, it takes a place again.
 //
 // # Tokens
 //
@@ -54,10 +54,9 @@
 //
 // # Requests
 //
-// A lock that this client freed last takes one request, and its release another. A lock of another
-// client takes two more, to see its last message; if it is held, a majority confirms that on several
-// servers, with one more. A release asks for waiters first, with one request,
-// if it heard of one, and after a second without asking: it may have missed one.
+// A lock that this client freed last takes one request. A lock of another client takes two more, to
+// see its last message; if it is held, a majority confirms that on several servers, with one more. A
+// release takes two: it asks for the first waiter, and frees the lock.
 //
 // # Parameters
 //

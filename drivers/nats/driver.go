@@ -38,10 +38,7 @@ func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 	opt := Options{Prefix: cfg.Prefix, Bucket: strings.TrimPrefix(u.Path, "/")}
 	opt.CallTimeout = u.Params.Duration("call_timeout", time.Second, 10*time.Millisecond)
 	creds := u.Params.String("creds", "")
-	secure, err := u.Params.TLS(u.Scheme == "tls")
-	if err != nil {
-		return nil, err
-	}
+	secure := u.Params.TLS(u.Scheme == "tls")
 	if err := u.Params.Err(); err != nil {
 		return nil, err
 	}
@@ -98,18 +95,15 @@ type Backend struct {
 	address   string
 	dial      func() (*nats.Conn, error) // nil: the caller's own connection
 	id        string                     // of this backend, in the names of its waiters
-	number    atomic.Uint64              // of the next waiter
 	complaint atomic.Pointer[error]      // what the server said last beside its answers
 
 	calls base.Calls
 
 	mu      sync.Mutex
 	conn    *nats.Conn
-	bound   *bucket            // nil: it must be looked for
-	opening base.Joint         // that looks for it
-	queues  *nats.Subscription // news of all waiters
-	held    map[string]*lease  // by the name of the lock
-	freed   map[string]freed   // by the subject of the lock
+	bound   *bucket           // nil: it must be looked for
+	opening base.Joint        // that looks for it
+	freed   map[string]uint64 // the numbers of the messages by which this backend freed locks, by their subjects
 }
 
 var (
@@ -136,15 +130,12 @@ func New(nc *nats.Conn, o *Options) (*Backend, error) {
 var validBucket = regexp.MustCompile(`^[a-zA-Z0-9_-]{1,64}$`)
 
 func newBackend(o *Options) (*Backend, error) {
-	var opt Options
-	if o != nil {
-		opt = *o
-	}
+	opt := base.Given(o)
 	opt.Bucket = cmp.Or(opt.Bucket, "dlock")
 	if !validBucket.MatchString(opt.Bucket) {
 		return nil, driver.Invalid("bucket", "must have 1 to 64 letters, digits, '-' and '_'")
 	}
-	b := &Backend{opt: opt, id: nuid.Next(), held: map[string]*lease{}, freed: map[string]freed{},
+	b := &Backend{opt: opt, id: nuid.Next(), freed: map[string]uint64{},
 		about: driver.Info{
 			Name:     "nats",
 			Features: driver.FeatureFencing | driver.FeatureQueueing | driver.FeatureOrdered,
@@ -170,9 +161,6 @@ func (b *Backend) Close() error {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.queues != nil {
-		_ = b.queues.Unsubscribe() // the connection may have ended
-	}
 	if b.conn != nil && b.dial != nil { // nobody makes one any more
 		b.conn.Close()
 	}

@@ -14,9 +14,6 @@ import (
 	"github.com/redlock-go/redlock/driver/base"
 )
 
-// mostQueue is how many waiters Lookup names.
-const mostQueue = 100
-
 // do calls f as one call.
 func (b *Backend) do(ctx context.Context, f func(call *base.Call, k *bucket) error) error {
 	return b.calls.Do(ctx, b.opt.CallTimeout, func(call *base.Call) error {
@@ -28,7 +25,7 @@ func (b *Backend) do(ctx context.Context, f func(call *base.Call, k *bucket) err
 	})
 }
 
-// Lookup returns the holder of key, its waiters, and the first of them in order.
+// Lookup returns the holder of key, and how many wait.
 func (b *Backend) Lookup(ctx context.Context, key string) (s *driver.State, err error) {
 	lock := name(b.opt.Prefix + key)
 	err = b.do(ctx, func(call *base.Call, k *bucket) error {
@@ -42,17 +39,6 @@ func (b *Backend) Lookup(ctx context.Context, key string) (s *driver.State, err 
 		}
 		s = b.state(k, key, r)
 		s.Waiters = len(waiting.State.Subjects)
-		for from := uint64(1); len(s.Queue) < min(s.Waiters, mostQueue); {
-			_, w, err := b.get(call, k, k.subject("w", lock)+".>", from)
-			if err != nil {
-				return err
-			}
-			if w.seq == 0 { // some have left
-				s.Waiters = len(s.Queue)
-			} else if from = w.seq + 1; w.Owner != "" {
-				s.Queue = append(s.Queue, driver.Holder{Owner: w.Owner, Since: w.at})
-			}
-		}
 		return nil
 	})
 	return s, err
@@ -75,7 +61,7 @@ func (b *Backend) state(k *bucket, key string, r record) *driver.State {
 	s := &driver.State{Key: key}
 	switch {
 	case r.Owner != "":
-		s.Holders = []driver.Holder{r.holder(k)}
+		s.Holders = []driver.Holder{{Owner: r.Owner, Fence: r.Token, TTL: r.left(k)}}
 	case r.Next != "":
 		s.ReservedFor = r.keptFor(k)
 	}
@@ -137,7 +123,6 @@ func (b *Backend) Break(ctx context.Context, key string, h driver.Holder) error 
 			return driver.ErrLost
 		}
 		l := &lease{b: b, k: k, lock: lock, owner: r.Owner, seq: r.seq, grant: driver.Grant{Fence: h.Fence}}
-		l.contended.Store(true)
 		return l.release(call)
 	})
 }
@@ -163,13 +148,6 @@ func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 		}
 		if info.Config.Replicas < 3 {
 			found.Add("few-replicas", driver.SeverityWarning, "run three servers, and keep the bucket on three of them", "one server keeps the bucket: its locks wait while that server is away").Measured = replicas
-		}
-		if info.Cluster != nil {
-			for _, r := range info.Cluster.Replicas {
-				if r.Offline || !r.Current {
-					found.Add("replica-behind", driver.SeverityWarning, "start the server, or look at its log", "a replica of the bucket is away or behind").Measured = strconv.Quote(r.Name)
-				}
-			}
 		}
 		return nil
 	}))

@@ -203,41 +203,21 @@ func TestAThousandWaiters(t *testing.T) {
 		return n
 	}
 	var held []driver.Lease
-	for k := range keys {
-		l, err := all[k%clients].Acquire(t.Context(), drivertest.NewRequest(fmt.Sprint("k", k), time.Hour))
-		must(t, err)
-		held = append(held, l)
-	}
 	var done sync.WaitGroup
-	var mu sync.Mutex
-	order := map[int][]int{} // the tokens of each key, in the order of their grants
-	for i := range keys * each {
-		done.Go(func() {
-			req := drivertest.NewRequest(fmt.Sprint("k", i%keys), time.Hour)
-			req.Wait = true
-			l, err := all[i/keys%clients].Acquire(t.Context(), req)
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			mu.Lock()
-			order[i%keys] = append(order[i%keys], int(l.Grant().Fence))
-			mu.Unlock()
-			if err := l.Release(t.Context()); err != nil {
-				t.Error(err)
-			}
-		})
+	for k := range keys {
+		req := drivertest.NewRequest(fmt.Sprint("k", k), time.Hour)
+		held = append(held, drivertest.Grant(t, all[k%clients], req))
+		for i := range each {
+			granted := drivertest.Waiter(t, all[i%clients], drivertest.NewRequest(req.Key, time.Hour))
+			done.Go(func() {
+				if l := <-granted; l != nil {
+					drivertest.Release(t, l)
+				}
+			})
+		}
 	}
-	for { // until all of them wait
-		waiting := 0
-		for k := range keys {
-			s, err := all[0].(driver.Inspector).Lookup(t.Context(), fmt.Sprint("k", k))
-			must(t, err)
-			waiting += s.Waiters
-		}
-		if waiting == keys*each {
-			break
-		}
+	for k := range keys {
+		drivertest.AwaitWaiters(t, all[0].(driver.Inspector), fmt.Sprint("k", k), each)
 	}
 	time.Sleep(30 * time.Second) // their looks become seldom
 	before, from := sent(), time.Now()
@@ -245,7 +225,7 @@ func TestAThousandWaiters(t *testing.T) {
 	idle := float64(sent()-before) / time.Since(from).Seconds()
 	before, from = sent(), time.Now()
 	for _, l := range held {
-		must(t, l.Release(t.Context()))
+		drivertest.Release(t, l)
 	}
 	done.Wait()
 	t.Logf("%d waiters: %.0f requests a second while idle; %.1f messages a handoff, %d handoffs in %v",

@@ -81,10 +81,7 @@ func New(factory func(context.Context) (*pgx.Conn, error), o *Options) (*Backend
 	if factory == nil {
 		return nil, driver.Invalid("factory", "is nil")
 	}
-	var opt Options
-	if o != nil {
-		opt = *o
-	}
+	opt := base.Given(o)
 	schema, err := opt.complete()
 	if err != nil {
 		return nil, err

@@ -93,10 +93,7 @@ var (
 // go-sql-driver/mysql does, needs a read timeout (its ReadTimeout), or a call may hang. New does
 // no I/O.
 func New(db *sql.DB, d Dialect, o *Options) (*Backend, error) {
-	var opt Options
-	if o != nil {
-		opt = *o
-	}
+	opt := base.Given(o)
 	opt.Table = cmp.Or(opt.Table, DefaultTable)
 	switch {
 	case db == nil:

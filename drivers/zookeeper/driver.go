@@ -37,9 +37,7 @@ func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 	opt := Options{Prefix: cfg.Prefix, Notify: cfg.Notify, User: u.User, Password: u.Password, Path: u.Path}
 	opt.CallTimeout = u.Params.Duration("call_timeout", defaultCallTimeout, 10*time.Millisecond)
 	opt.Recipe = u.Params.Enum("recipe", "mutex", "mutex", "readwrite")
-	if opt.TLS, err = u.Params.TLS(u.Scheme == "zks"); err != nil {
-		return nil, err
-	}
+	opt.TLS = u.Params.TLS(u.Scheme == "zks")
 	if err := u.Params.Err(); err != nil {
 		return nil, err
 	}
@@ -100,10 +98,7 @@ var (
 // New returns a backend for an ensemble whose members have these addresses. It connects to
 // nothing.
 func New(members []string, o *Options) (*Backend, error) {
-	var opt Options
-	if o != nil {
-		opt = *o
-	}
+	opt := base.Given(o)
 	opt.Path = strings.Trim(opt.Path, "/")
 	if opt.Path == "" {
 		opt.Path = strings.Trim(defaultPath, "/")

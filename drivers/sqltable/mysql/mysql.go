@@ -56,14 +56,12 @@ func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 	} else {
 		c.Net, c.Addr = "tcp", u.Hosts[0]
 	}
-	secure, err := u.Params.TLS(u.Params.Bool("tls", false))
+	secure := u.Params.TLS(u.Params.Bool("tls", false))
 	database := strings.TrimPrefix(u.Path, "/")
 	if bad := u.Params.Err(); bad != nil {
 		return nil, bad
 	}
 	switch {
-	case err != nil:
-		return nil, err
 	case len(u.Hosts) > 1:
 		return nil, driver.Invalid("URL", "names %d hosts: locks are in one server's table, or behind one address", len(u.Hosts))
 	case database == "":

@@ -80,11 +80,8 @@ func Parse(name, raw string) (*Target, error) {
 		}
 	}
 	t.options(u.Params)
-	t.TLS, err = u.Params.TLS(u.Scheme == name+"s")
-	if e := u.Params.Err(); e != nil {
-		return nil, e
-	}
-	if err != nil {
+	t.TLS = u.Params.TLS(u.Scheme == name+"s")
+	if err := u.Params.Err(); err != nil {
 		return nil, err
 	}
 	if err := t.topology(); err != nil {

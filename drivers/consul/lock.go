@@ -22,8 +22,9 @@ type attempt struct {
 	lock  string // where the lock is
 	owner string
 	ttl   time.Duration
-	s     *session // nil: none yet
-	w     *waiter  // nil: it is not in the queue
+	s     *session      // nil: none yet
+	id    string        // of its place in the queue, and of its mark; empty: it is not in the queue
+	told  chan struct{} // has a value when it may have its lock, or has no place any more
 	// doubt is the base that a transaction expects which has no answer; nil: there is none. It does
 	// nothing any more once the base has changed.
 	doubt *tokenBase
@@ -84,19 +85,17 @@ func (a *attempt) change(ctx context.Context, ops func(base uint64) []*api.KVTxn
 
 // try takes the lock if it is free and nobody waits for it.
 func (a *attempt) try(ctx context.Context) (*lease, error) {
-	ctx, cancel := context.WithTimeout(ctx, a.b.calls.Bound(a.ttl))
-	defer cancel()
 	err := a.enter(ctx)
 	for st := (&state{key: a.lock}); err == nil; {
-		from, r := a.s.from(), record{Owner: a.owner, Since: a.b.now().UnixMicro()}
+		var value []byte
+		from := a.s.from()
 		done, err := a.change(ctx, func(base uint64) []*api.KVTxnOp {
-			r.Base = base
-			return append(slices.Concat(remove(a.lock, st.lock), remove(a.b.queue(a.lock), st.flag)), hold(a.lock, a.s.id, r.text()))
+			value = record{a.owner, base}.text()
+			return append(slices.Concat(remove(a.lock, st.lock), remove(a.b.queue(a.lock), st.flag)), hold(a.lock, a.s.id, value))
 		})
 		if err == nil {
-			p := done[a.lock]
-			p.Value = r.text() // the answer leaves it out
-			return a.granted(&state{key: a.lock, lock: p}, from)
+			done[a.lock].Value = value // the answer leaves it out
+			return a.granted(&state{key: a.lock, lock: done[a.lock]}, from), nil
 		}
 		said := err
 		if !errors.Is(err, errConflict) && !errors.Is(err, driver.ErrHeld) {
@@ -106,9 +105,8 @@ func (a *attempt) try(ctx context.Context) (*lease, error) {
 			return nil, err
 		}
 		switch {
-		case st.held() && !st.isOf(a.owner):
-			h := holder(st.lock)
-			return nil, &driver.HeldError{Holder: h.Owner, Since: h.Since}
+		case isHeld(st.lock) && !st.isOf(a.owner):
+			return nil, &driver.HeldError{Holder: holder(st.lock).Owner}
 		case st.lock != nil && st.lock.Flags != lockFlags:
 			return nil, &driver.RefusedError{Reason: "the key " + strconv.Quote(a.lock) + " has data of another program: use another path"}
 		case errors.Is(said, driver.ErrHeld): // a lock-delay: the leader alone said so, and a majority follows it
@@ -123,58 +121,49 @@ func (a *attempt) try(ctx context.Context) (*lease, error) {
 }
 
 // granted returns the lease of a lock that was read or taken.
-func (a *attempt) granted(st *state, from time.Time) (*lease, error) {
-	token := fence(st.lock)
-	if token > driver.MaxFence {
-		return nil, &driver.RefusedError{Reason: "the tokens of the locks under " + strconv.Quote(a.b.opt.Path) + " are at their end: use another path"}
-	}
-	l := &lease{b: a.b, s: a.s, made: st.lock.CreateIndex, lock: a.lock, known: st}
-	l.grant = driver.Grant{Fence: token, Expires: driver.Expires(from, a.ttl)}
+func (a *attempt) granted(st *state, from time.Time) *lease {
 	a.unregister()
-	return l, nil
+	return &lease{b: a.b, s: a.s, made: st.lock.CreateIndex, lock: a.lock, known: st,
+		grant: driver.Grant{Fence: holder(st.lock).Fence, Expires: driver.Expires(from, a.ttl)}}
 }
 
 // abandon gives the attempt up, and in the background what it may have.
 func (a *attempt) abandon() {
-	if a.w != nil || a.doubt != nil {
-		a.b.calls.Undo(time.Time{}, func(call *base.Call) error {
-			err := a.clean(call)
-			if err == nil {
-				a.abandon()
-			}
-			return err
-		})
-	} else if a.s != nil {
-		a.s.leave()
-	}
+	a.b.calls.Undo(time.Time{}, func(call *base.Call) error {
+		err := a.clean(call)
+		if err == nil && a.s != nil {
+			a.s.leave()
+		}
+		return err
+	})
 }
 
 // clean leaves the queue, passes on a lock that it may have got, and sees to it that no transaction
 // without an answer has an effect any more.
 func (a *attempt) clean(ctx context.Context) error {
-	if a.w == nil && a.doubt == nil {
+	if a.id == "" && a.doubt == nil {
 		return nil
 	}
-	if a.doubt != nil && !a.b.changed(a.doubt) {
-		_, err := a.b.commit(ctx, a.doubt.value+1, a.b.setBase(a.doubt, a.doubt.value+1))
-		if err != nil && !errors.Is(err, errConflict) {
-			return err // a conflict: it has changed
+	if a.doubt != nil && a.b.base.Load().index <= a.doubt.index { // else another one's change undid this, too
+		_, err := a.b.commit(ctx, a.doubt, a.doubt.value+1)
+		if err != nil && !errors.Is(err, errConflict) { // a conflict: it has changed
+			return err
 		}
 	}
-	st, err := a.b.read(ctx, a.lock)
+	st, err := a.b.read(ctx, a.lock, drop(a.b.marks(a.id)))
 	if err != nil {
 		return err
 	}
-	i := slices.IndexFunc(st.waiters, func(p *api.KVPair) bool { return a.w != nil && p.Key == a.place() })
+	i := slices.IndexFunc(st.waiters, func(p *api.KVPair) bool { return p.Key == a.place() })
 	switch {
-	case st.isOf(a.owner) && a.w != nil:
-		err = a.b.pass(ctx, st, drop(a.s.mark(a.w.number)))
 	case st.isOf(a.owner):
 		err = a.b.pass(ctx, st)
-	case i >= 0 && len(st.waiters) == 1:
-		_, err = a.b.txn(ctx, append(remove(a.place(), st.waiters[i]), remove(a.b.queue(a.lock), st.flag)...)...)
 	case i >= 0:
-		_, err = a.b.txn(ctx, remove(a.place(), st.waiters[i])...)
+		leave := remove(a.place(), st.waiters[i])
+		if len(st.waiters) == 1 {
+			leave = append(leave, remove(a.b.queue(a.lock), st.flag)...)
+		}
+		_, err = a.b.txn(ctx, leave...)
 	}
 	if err == nil {
 		a.unregister()
@@ -201,9 +190,6 @@ func (a *attempt) wait(call *base.Call, last error) (l *lease, err error) {
 		if over := call.Over(); over != nil {
 			return nil, base.Waited(over, held)
 		}
-		if a.s != nil && a.s.ended() {
-			a.forget()
-		}
 		if err = a.clean(call); err == nil {
 			l, err = a.try(call)
 		}
@@ -214,18 +200,16 @@ func (a *attempt) wait(call *base.Call, last error) (l *lease, err error) {
 // enqueue takes a place in the queue, if somebody has the lock: whoever frees it after that gives it
 // to the first in the queue.
 func (a *attempt) enqueue(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, a.b.calls.Bound(a.ttl))
-	defer cancel()
-	err := a.enter(ctx)
-	if err == nil {
-		err = a.register()
-	}
-	if err != nil {
+	if err := a.enter(ctx); err != nil {
 		return err
 	}
-	r := record{Owner: a.owner, Since: a.b.now().UnixMicro()}
-	_, err = a.change(ctx, func(uint64) []*api.KVTxnOp {
-		return []*api.KVTxnOp{there(a.lock), set(a.b.queue(a.lock), a.place()), hold(a.place(), a.s.id, r.text())}
+	a.register()
+	_, err := a.change(ctx, func(uint64) []*api.KVTxnOp {
+		return []*api.KVTxnOp{
+			{Verb: api.KVGet, Key: a.lock}, // it is there
+			{Verb: api.KVSet, Key: a.b.queue(a.lock), Value: []byte(a.place())},
+			hold(a.place(), a.s.id, record{Owner: a.owner}.text()),
+		}
 	})
 	if err != nil && a.doubt == nil {
 		a.unregister()
@@ -233,70 +217,70 @@ func (a *attempt) enqueue(ctx context.Context) error {
 	return err
 }
 
-// sleep waits until the lock was given to this waiter.
+// sleep waits until the lock was given to this waiter, and takes it over: its lease counts from then.
 func (a *attempt) sleep(call *base.Call) (*lease, error) {
 	select {
-	case <-a.w.told:
-	case <-a.s.gone:
+	case <-a.told:
+	case <-a.s.gone.Done():
 		return nil, errConflict // it has lost its place
 	case <-call.Done():
 		return nil, call.Over()
 	}
 	for {
-		l, err := a.confirm(call)
-		if !inDoubt(err) || a.s.ended() || call.Over() != nil {
-			return l, err
+		var st *state
+		err := a.s.keep(call, a.ttl/8)
+		from := a.s.from()
+		if err == nil {
+			st, err = a.b.read(call, a.lock, drop(a.b.marks(a.id)))
+		}
+		switch {
+		case err == nil && st.isOf(a.owner) && st.lock.Session == a.s.id:
+			return a.granted(st, from), nil
+		case err == nil: // an operator broke it
+			return nil, errConflict
+		case !inDoubt(err), a.s.ended(), call.Over() != nil:
+			return nil, err
 		}
 		base.Pause(call, 50*time.Millisecond)
 	}
 }
 
-// confirm takes over the lock that was given to this waiter: its lease counts from here.
-func (a *attempt) confirm(ctx context.Context) (*lease, error) {
-	ctx, cancel := context.WithTimeout(ctx, a.b.calls.Bound(a.ttl))
-	defer cancel()
-	if err := a.s.keep(ctx, a.ttl/8); err != nil {
-		return nil, err
-	}
-	from := a.s.from()
-	st, err := a.b.read(ctx, a.lock, drop(a.s.mark(a.w.number)))
-	if err != nil {
-		return nil, err
-	}
-	if !st.isOf(a.owner) || st.lock.Session != a.s.id { // an operator broke it
-		return nil, errConflict
-	}
-	return a.granted(st, from)
-}
-
 // A state is what is stored of a lock.
 type state struct {
 	key        string
-	lock, flag *api.KVPair // nil: it is not there
-	waiters    []*api.KVPair
+	lock, flag *api.KVPair   // nil: it is not there
+	waiters    []*api.KVPair // in the order in which they came
 }
 
 // read reads the state of a lock, and the base, in one transaction with others.
 func (b *Backend) read(ctx context.Context, lock string, more ...*api.KVTxnOp) (*state, error) {
 	a, err := b.txn(ctx, append(more, get(b.baseKey()), get(lock), below(b.queue(lock)))...)
 	if err == nil {
-		_, err = b.readBase(a)
+		err = b.readBase(a)
 	}
 	if err != nil {
 		return nil, err
 	}
-	return &state{key: lock, lock: a[lock], flag: a[b.queue(lock)], waiters: a.tree(b.queue(lock))}, nil
+	st := &state{key: lock, lock: a[lock], flag: a[b.queue(lock)]}
+	for key, p := range a {
+		if strings.HasPrefix(key, b.queue(lock)) && isHeld(p) {
+			st.waiters = append(st.waiters, p)
+		}
+	}
+	slices.SortFunc(st.waiters, func(x, y *api.KVPair) int { return cmp.Compare(x.CreateIndex, y.CreateIndex) })
+	return st, nil
 }
 
-func (st *state) held() bool { return st.lock != nil && st.lock.Session != "" }
+// isHeld reports whether somebody has a lock.
+func isHeld(p *api.KVPair) bool { return p != nil && p.Session != "" }
 
 // isOf reports whether an owner has the lock.
-func (st *state) isOf(owner string) bool { return st.held() && parse(st.lock).Owner == owner }
+func (st *state) isOf(owner string) bool { return isHeld(st.lock) && holder(st.lock).Owner == owner }
 
 // pass frees a lock, and gives it to the first waiter if there is one, as long as nothing has changed
 // since it was read.
-func (b *Backend) pass(ctx context.Context, st *state, more ...*api.KVTxnOp) error {
-	ops := append(more, remove(st.key, st.lock)...)
+func (b *Backend) pass(ctx context.Context, st *state) error {
+	ops := remove(st.key, st.lock)
 	if len(st.waiters) < 2 {
 		ops = append(ops, remove(b.queue(st.key), st.flag)...)
 	}
@@ -305,14 +289,81 @@ func (b *Backend) pass(ctx context.Context, st *state, more ...*api.KVTxnOp) err
 		return err
 	}
 	first := st.waiters[0]
-	_, number, _ := strings.Cut(first.Key[len(b.queue(st.key)):], ".")
 	_, _, err := b.change(ctx, func(base uint64) []*api.KVTxnOp {
-		r := record{Owner: parse(first).Owner, Base: base, Since: b.now().UnixMicro()}
-		return append(append(ops, remove(first.Key, first)...),
-			hold(st.key, first.Session, r.text()), hold(b.marks(first.Session)+number, first.Session, nil))
+		value := record{holder(first).Owner, base}.text()
+		mark := b.marks(strings.TrimPrefix(first.Key, b.queue(st.key)))
+		return append(append(ops, remove(first.Key, first)...), hold(st.key, first.Session, value), hold(mark, first.Session, nil))
 	})
 	if errors.Is(err, errNoSession) { // with its places
 		err = errConflict
 	}
 	return err
+}
+
+// lease is one lock. Its methods are those of base.Lease, which makes one call at a time.
+type lease struct {
+	b     *Backend
+	s     *session
+	lock  string
+	grant driver.Grant
+	made  uint64 // the index of the transaction that made the key
+	known *state // as it was at the grant, and most likely is; nil: it must be read
+	tried bool   // a release may have had an effect
+}
+
+// has reports whether the lock is this lease's, whatever another program wrote into it.
+func (l *lease) has(p *api.KVPair) bool {
+	return p != nil && p.Session == l.s.id && p.CreateIndex == l.made
+}
+
+// renew renews the session, and checks that it has the lock.
+func (l *lease) renew(call *base.Call, r *driver.Renewal) (driver.Grant, error) {
+	failed := l.s.keep(call, r.TTL/20)
+	from := l.s.from()
+	done, err := l.b.txn(call, get(l.lock))
+	if err != nil {
+		return l.grant, err
+	}
+	if !l.has(done[l.lock]) {
+		l.s.leave()
+		return l.grant, driver.ErrLost
+	}
+	if failed != nil { // a leader that was replaced may not know the session
+		return l.grant, failed
+	}
+	l.grant.Expires = driver.Expires(from, min(r.TTL, time.Duration(l.s.seconds)*time.Second))
+	return l.grant, nil
+}
+
+// release frees the lock, or gives it to the first waiter.
+func (l *lease) release(call *base.Call) error {
+	err := l.b.free(call, l.lock, l.known, l.has)
+	l.known = nil
+	if l.tried && errors.Is(err, driver.ErrLost) {
+		err = nil
+	}
+	if err == nil || errors.Is(err, driver.ErrLost) {
+		l.s.leave()
+	} else {
+		l.tried = l.tried || inDoubt(err)
+	}
+	return err
+}
+
+// free frees a lock as long as it is this one, or gives it to the first waiter. known is what is most
+// likely stored, or nil.
+func (b *Backend) free(ctx context.Context, lock string, known *state, is func(*api.KVPair) bool) (err error) {
+	for st := known; ; st = nil {
+		if st == nil {
+			if st, err = b.read(ctx, lock); err != nil {
+				return err
+			}
+		}
+		if !is(st.lock) {
+			return driver.ErrLost
+		}
+		if err = b.pass(ctx, st); !errors.Is(err, errConflict) {
+			return err
+		}
+	}
 }

@@ -4,7 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -19,10 +21,9 @@ const maxMessage = 4096
 
 // A record is the last message about a lock.
 type record struct {
-	Owner string `json:"owner,omitempty"`    // empty: the lock is free
-	Token uint64 `json:"token,omitempty"`    // zero in the message that took the lock: its number and the bucket's base
-	Since int64  `json:"since_us,omitempty"` // zero in that message: its time
-	Next  string `json:"next,omitempty"`     // of a free lock: the waiter for whom it is kept
+	Owner string `json:"owner,omitempty"` // empty: the lock is free
+	Token uint64 `json:"token,omitempty"` // zero in the message that took the lock: its number and the bucket's base
+	Next  string `json:"next,omitempty"`  // of a free lock: the waiter for whom it is kept
 
 	seq     uint64 // zero: there is no message
 	at      time.Time
@@ -38,14 +39,6 @@ func (r *record) keptFor(k *bucket) time.Duration {
 	return min(max(r.at.Add(reserve).Sub(k.now()), 0), reserve)
 }
 
-func (r *record) holder(k *bucket) driver.Holder {
-	return driver.Holder{Owner: r.Owner, Fence: r.Token, Since: time.UnixMicro(r.Since), TTL: r.left(k)}
-}
-
-func (r *record) held(k *bucket) *driver.HeldError {
-	return &driver.HeldError{Holder: r.Owner, RetryAfter: r.left(k), Since: time.UnixMicro(r.Since), Clock: k.now()}
-}
-
 // headerOp is the header of a message that says that a lock is free, as the client's buckets have it.
 const headerOp = "KV-Operation"
 
@@ -57,12 +50,11 @@ func parse(header nats.Header, data []byte) record {
 		return r
 	}
 	free := header.Get(headerOp) != ""
-	if len(data) > maxMessage || json.Unmarshal(data, &r) != nil || !free && r.Owner == "" ||
-		r.Token > driver.MaxFence || r.Since < 0 || r.Since > driver.MaxFence {
+	if len(data) > maxMessage || json.Unmarshal(data, &r) != nil || !free && r.Owner == "" || r.Token > driver.MaxFence {
 		r = record{Owner: "unknown"}
 	}
 	if free {
-		r.Owner, r.Token, r.Since = "", 0, 0
+		r.Owner, r.Token = "", 0
 	}
 	if ttl, err := time.ParseDuration(header.Get(jetstream.MsgTTLHeader)); err == nil {
 		r.ttl = min(max(ttl, 0), 2*maxTTL)
@@ -106,7 +98,7 @@ func (b *Backend) get(ctx context.Context, k *bucket, subject string, from uint6
 	r = parse(m.Header, m.Data)
 	r.seq, r.at = m.Sequence, m.Time
 	if r.Token == 0 {
-		r.Token, r.Since = k.base+r.seq, r.at.UnixMicro()
+		r.Token = k.base + r.seq
 	}
 	return m.Subject, r, nil
 }
@@ -162,4 +154,79 @@ func (b *Backend) confirm(ctx context.Context, k *bucket, lock string, seq uint6
 // purge deletes the messages of subjects, which may have wildcards.
 func (b *Backend) purge(ctx context.Context, k *bucket, subjects string) error {
 	return b.request(ctx, k, func(ctx context.Context) error { return k.s.Purge(ctx, jetstream.WithPurgeSubject(subjects)) })
+}
+
+// JetStream's errors that have no name in its client.
+const (
+	codeUnavailable     jetstream.ErrorCode = 10008
+	codeOffline         jetstream.ErrorCode = 10118
+	codeConcurrentWrite jetstream.ErrorCode = 10164
+)
+
+var (
+	// errUnsent says that no server took a request: it will have no effect.
+	errUnsent = errors.New("no server took the request")
+	// errConflict says that the last message of a subject is another one: nothing was stored.
+	errConflict = errors.New("another client was first")
+)
+
+// noEffect reports whether a request with this error certainly had no effect, and will have none.
+func noEffect(err error) bool {
+	return errors.Is(err, errConflict) || errors.Is(err, driver.ErrRefused) || errors.Is(err, errUnsent)
+}
+
+// leaderless reports whether no server took the request.
+func leaderless(err error) bool {
+	var answer *jetstream.APIError
+	return errors.Is(err, nats.ErrNoResponders) || errors.Is(err, jetstream.ErrNoStreamResponse) ||
+		errors.As(err, &answer) && (answer.ErrorCode == codeUnavailable || answer.ErrorCode == codeOffline)
+}
+
+// explain returns the error of this driver for one of the client's.
+func (b *Backend) explain(err error) error {
+	if err == nil || errors.Is(err, driver.ErrRefused) {
+		return err
+	}
+	refused := func(wait time.Duration, reason string) error {
+		return &driver.RefusedError{Reason: reason, RetryAfter: wait, Err: oneLine(err)}
+	}
+	var api *jetstream.APIError
+	errors.As(err, &api)
+	said := b.complaint.Load()
+	switch {
+	case api == nil && said != nil && errors.Is(*said, nats.ErrPermissionViolation):
+		err = *said
+		return refused(0, "the user lacks a permission: see the package's documentation")
+	case errors.Is(err, nats.ErrAuthorization), errors.Is(err, nats.ErrAuthExpired), errors.Is(err, nats.ErrAccountAuthExpired):
+		return refused(0, "the server refuses the user or the password")
+	case errors.Is(err, nats.ErrReconnectBufExceeded), errors.Is(err, nats.ErrNoServers):
+		return fmt.Errorf("%w: no connection to %s", errUnsent, b.address)
+	case leaderless(err):
+		b.forget()
+		return fmt.Errorf("%w: none of %s has the bucket, or they elect a leader", errUnsent, b.address)
+	case api == nil:
+		return oneLine(err)
+	}
+	switch api.ErrorCode {
+	case jetstream.JSErrCodeStreamWrongLastSequence, codeConcurrentWrite:
+		return errConflict
+	case jetstream.JSErrCodeStreamNotFound:
+		b.forget()
+		return oneLine(err)
+	case jetstream.JSErrCodeJetStreamNotEnabled, jetstream.JSErrCodeJetStreamNotEnabledForAccount:
+		return refused(0, "JetStream is off: enable it on the server and for the account")
+	}
+	return refused(time.Second, "JetStream has too little storage, too few servers, or another trouble")
+}
+
+// forget looks for the bucket again at the next call: it may have been deleted, and made anew.
+func (b *Backend) forget() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.bound = nil
+}
+
+// oneLine keeps what a server said on one line, within bounds, without the client's name.
+func oneLine(err error) error {
+	return fmt.Errorf("%.300s", strings.ReplaceAll(strings.Join(strings.Fields(err.Error()), " "), "nats: ", ""))
 }

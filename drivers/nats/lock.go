@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nuid"
 
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/base"
@@ -56,20 +57,17 @@ func (l *lease) attempt(ctx context.Context, w *waiter) error {
 		return fmt.Errorf("the bucket %s was deleted and made anew", strconv.Quote(l.b.opt.Bucket))
 	}
 	l.k = k
-	var expected uint64
-	if w == nil {
-		expected, l.asked = l.b.guess(k, l.lock)
-	} else {
+	expected := l.b.guess(k.subject("k", l.lock))
+	if w != nil {
 		expected, err = l.look(ctx, w)
 	}
-	for {
+	for ; ; expected, err = l.look(ctx, w) {
 		if err == nil {
 			err = l.take(ctx, expected)
 		}
 		if !errors.Is(err, errConflict) {
 			return err
 		}
-		expected, err = l.look(ctx, w)
 	}
 }
 
@@ -132,7 +130,7 @@ func (l *lease) look(ctx context.Context, w *waiter) (uint64, error) {
 func (l *lease) refusal(ctx context.Context, w *waiter, r record) error {
 	switch {
 	case r.Owner != "":
-		return r.held(l.k)
+		return &driver.HeldError{Holder: r.Owner, RetryAfter: r.left(l.k)}
 	case w == nil && r.Next == "" && !r.expired, w != nil && r.Next == w.id:
 		return nil
 	}
@@ -147,7 +145,7 @@ func (l *lease) refusal(ctx context.Context, w *waiter, r record) error {
 	switch {
 	case first == "" || w != nil && first == w.id:
 	case kept > 0:
-		return &driver.HeldError{ReservedForWaiter: true, RetryAfter: kept, Clock: l.k.now()}
+		return &driver.HeldError{ReservedForWaiter: true, RetryAfter: kept}
 	default: // it did not come
 		l.b.skip(l.k, l.lock, first)
 	}
@@ -199,9 +197,9 @@ func (w *waiter) hear(r record) {
 // wait takes a place in the queue, and makes an attempt whenever it may be its turn.
 func (l *lease) wait(call *base.Call, last *driver.HeldError) error {
 	b, k, mine := l.b, l.k, l.owner
-	w := &waiter{id: b.id + "." + strconv.FormatUint(b.number.Add(1), 10), check: make(chan time.Duration, 1)}
+	w := &waiter{id: b.id + "." + nuid.Next(), check: make(chan time.Duration, 1)}
 	place := k.subject("w", l.lock) + "." + w.id
-	news, err := k.nc.Subscribe(k.news("k", l.lock), func(m *nats.Msg) { w.hear(parse(m.Header, m.Data)) })
+	news, err := k.nc.Subscribe("$DLOCK."+k.root+"k."+l.lock, func(m *nats.Msg) { w.hear(parse(m.Header, m.Data)) })
 	if err != nil {
 		return b.explain(err)
 	}
@@ -234,7 +232,6 @@ func (l *lease) wait(call *base.Call, last *driver.HeldError) error {
 		var held *driver.HeldError
 		switch {
 		case err == nil:
-			l.contended.Store(true) // others may wait
 			l.place = w.id
 			return nil
 		case errors.As(err, &held):
@@ -261,6 +258,101 @@ func (l *lease) queue(ctx context.Context, place string) error {
 	_, err := l.b.put(ctx, l.k, place, 0, entryTTL, record{Owner: l.owner})
 	if errors.Is(err, errConflict) {
 		return nil
+	}
+	return err
+}
+
+// A lease is one acquisition. Only one attempt, renewal or release of it goes on at a time.
+type lease struct {
+	b           *Backend
+	k           *bucket
+	lock, owner string // lock is the name of the key
+	ttl         time.Duration
+	grant       driver.Grant
+	seq         uint64 // of the message that has the lock
+	place       string // that it had in the queue, which may still be there
+}
+
+// mostFreed is how many locks a backend remembers that it has freed: it takes one of them again
+// without looking.
+const mostFreed = 10000
+
+// granted notes that the lock was taken by this message.
+func (l *lease) granted(seq uint64, start time.Time) {
+	l.seq = seq
+	l.grant = driver.Grant{Fence: l.k.base + seq, Expires: driver.Expires(start, l.ttl)}
+}
+
+// guess returns the likely number of a lock's last message, if the lock is free.
+func (b *Backend) guess(subject string) uint64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	seq := b.freed[subject]
+	delete(b.freed, subject)
+	return seq
+}
+
+// remember notes the number of the message that freed a lock for anybody.
+func (b *Backend) remember(subject string, seq uint64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.freed) >= mostFreed {
+		clear(b.freed)
+	}
+	b.freed[subject] = seq
+}
+
+// change replaces the message that has the lock, if this lease still has it.
+func (l *lease) change(ctx context.Context, ttl time.Duration, r record) (uint64, error) {
+	for {
+		seq, err := l.b.put(ctx, l.k, l.k.subject("k", l.lock), l.seq, ttl, r)
+		if errors.Is(err, errUnsent) && l.b.gone(ctx, l.k) {
+			return 0, driver.ErrLost
+		}
+		if !errors.Is(err, errConflict) {
+			return seq, err
+		}
+		// An earlier renewal may have taken effect without an answer.
+		last, err := l.b.agreed(ctx, l.k, l.lock)
+		if err != nil {
+			return 0, err
+		}
+		if last.Owner != l.owner || last.Token != l.grant.Fence {
+			return 0, driver.ErrLost
+		}
+		l.seq = last.seq
+	}
+}
+
+// gone reports whether a bucket was deleted, and made anew.
+func (b *Backend) gone(ctx context.Context, k *bucket) bool {
+	now, err := b.bucket(ctx)
+	return err == nil && now.root != k.root
+}
+
+func (l *lease) renew(call *base.Call, r *driver.Renewal) (driver.Grant, error) {
+	start := time.Now()
+	seq, err := l.change(call, r.TTL, record{Owner: l.owner, Token: l.grant.Fence})
+	if err != nil {
+		return l.grant, err
+	}
+	l.seq = seq
+	l.grant.Expires = driver.Expires(start, r.TTL)
+	return l.grant, nil
+}
+
+// release frees the lock, and keeps it for the first waiter for a moment if there is one.
+func (l *lease) release(call *base.Call) error {
+	next, seq, err := l.b.first(call, l.k, l.lock, 1)
+	if err == nil && next != "" && next == l.place {
+		next, _, err = l.b.first(call, l.k, l.lock, seq+1)
+	}
+	if err != nil {
+		return err
+	}
+	seq, err = l.change(call, markerTTL, record{Next: next})
+	if err == nil && next == "" {
+		l.b.remember(l.k.subject("k", l.lock), seq)
 	}
 	return err
 }
