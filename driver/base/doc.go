@@ -9,6 +9,7 @@
 //	Sessions    sessions that locks share, renewed while they are used
 //	Hosts       HTTP requests to one of several servers, and their clock
 //	NextBase    tokens of a server with an index that rises with every write
+//	EntryValue  the text of an owner in such a server, or in a queue
 //	QueueState  the state of a key whose server has a queue
 //	Findings    the findings of Check
 //

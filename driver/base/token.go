@@ -14,10 +14,31 @@ func ParseBase(stored, layout, path string) (uint64, error) {
 	version, number, _ := strings.Cut(stored, " ")
 	value, err := strconv.ParseUint(number, 10, 64)
 	if version != layout || err != nil || value > driver.MaxFence {
-		return 0, &driver.RefusedError{Reason: "another release of this driver has stored locks under " + strconv.Quote(path) +
-			" in a layout that this one does not know: use that release, or another path"}
+		return 0, UnknownLayout(path)
 	}
 	return value, nil
+}
+
+// UnknownLayout is the refusal for what is stored under a path, and is not this driver's.
+func UnknownLayout(path string) error {
+	return &driver.RefusedError{Reason: "another program, or another release of this driver, has stored something under " + strconv.Quote(path) +
+		" in a layout that this one does not know: use that release, or another path"}
+}
+
+// EntryValue is what a driver stores for an owner: its layout, a number from which the token follows, and
+// the owner of so many tokens.
+func EntryValue(layout string, number uint64, owner string, tokens uint32) string {
+	return layout + "|" + strconv.FormatUint(number, 10) + "|" + Ranged(owner, tokens)
+}
+
+// ParseEntry is the inverse of EntryValue. Other texts are not ok.
+func ParseEntry(stored, layout string) (number uint64, owner string, tokens uint32, ok bool) {
+	version, rest, _ := strings.Cut(stored, "|")
+	text, owner, _ := strings.Cut(rest, "|")
+	number, err := strconv.ParseUint(text, 10, 64)
+	ok = version == layout && err == nil && number <= driver.MaxFence && owner != ""
+	owner, tokens = Unranged(owner)
+	return number, owner, tokens, ok
 }
 
 // NextBase returns the base of the next token, which is that base plus an index that the server raises

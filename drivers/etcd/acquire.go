@@ -17,16 +17,10 @@ import (
 
 // An attempt is one call of Acquire.
 type attempt struct {
-	b     *Backend
+	place
 	path  string
 	spans []span // of the entries that exclude it, if they come before its own
 	req   driver.Request
-	s     *session
-	key   string // of our entry; empty: there is none
-	rev   int64  // its create revision
-	// doubt: the request that makes the entry may be under way.
-	doubt bool
-	fence uint64
 	from  time.Time         // the lease counts from here
 	seen  *driver.HeldError // the holder that was seen last
 	// before is the last entry before our own that excludes it, as of the revision at.
@@ -42,7 +36,7 @@ func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Leas
 	}
 	defer call.End()
 	path := b.Path(req.Key)
-	a := &attempt{b: b, path: path, spans: excluders(path, req.Mode), req: *req}
+	a := &attempt{place: place{b: b}, path: path, spans: excluders(path, req.Mode), req: *req}
 	if err = a.acquire(call); err == nil {
 		return newLease(a), nil
 	}
@@ -90,11 +84,11 @@ func (a *attempt) leave() {
 	switch {
 	case a.s == nil:
 	case a.key != "":
-		a.b.abandon(a.s, a.key, a.doubt)
+		a.abandon()
 	default:
 		a.s.leave()
 	}
-	a.s, a.key, a.doubt, a.before, a.from = nil, "", false, nil, time.Time{}
+	a.place, a.before, a.from = place{b: a.b}, nil, time.Time{}
 }
 
 // firsts returns requests for the first entry of each span.
@@ -188,17 +182,17 @@ func (a *attempt) enter(ctx context.Context) (alone bool, err error) {
 // entry returns the part that makes the entry. If it succeeds and the attempt waits, its answers begin
 // with those to looks. If it fails, they are those to firsts, and the entry itself.
 func (a *attempt) entry() *part {
-	key, owner, id := a.key, base.Ranged(a.req.Owner, a.req.Tokens), a.s.id // add may be called when the attempt is over
+	key, owner, tokens, id := a.key, a.req.Owner, a.req.Tokens, a.s.id // add may be called when the attempt is over
 	p := &part{
 		path: a.path,
-		more: uint64(max(a.req.Tokens, 1)) - 1,
+		more: uint64(max(tokens, 1)) - 1,
 		conditions: []clientv3.Cmp{
 			clientv3.Compare(clientv3.CreateRevision(key), "=", 0),
 			clientv3.Compare(clientv3.CreateRevision(a.b.tombstone(key)), "=", 0),
 		},
 		otherwise: append(a.firsts(), clientv3.OpGet(key)),
-		add: func(base *tokenBase) clientv3.Op {
-			return clientv3.OpPut(key, entryValue(base.value, owner), clientv3.WithLease(id))
+		add: func(expected *tokenBase) clientv3.Op {
+			return clientv3.OpPut(key, base.EntryValue(layout, expected.value, owner, tokens), clientv3.WithLease(id))
 		},
 	}
 	if a.req.Wait {
@@ -247,7 +241,7 @@ var (
 // confirm finds the attempt's own entry, and reports whether no entry is before it. The error is
 // errGone if its own entry was removed.
 func (a *attempt) confirm(ctx context.Context) (alone bool, err error) {
-	p, from, err := a.b.check(ctx, a.s, a.key, a.rev, a.req.TTL/8, a.looks(a.rev))
+	p, from, err := a.check(ctx, a.req.TTL/8, a.looks(a.rev))
 	if err != nil {
 		return false, err
 	}
@@ -255,22 +249,22 @@ func (a *attempt) confirm(ctx context.Context) (alone bool, err error) {
 	return a.look(p.answer.Responses, p.rev), nil
 }
 
-// check finds an entry by a write, which a majority confirms, and returns the time from which its
+// check finds the entry by a write, which a majority confirms, and returns the time from which its
 // lease lasts. It keeps the lease alive unless that was done within this time. The error is errGone if
 // the entry is certainly gone.
-func (b *Backend) check(ctx context.Context, s *session, key string, rev int64, age time.Duration, look []clientv3.Op) (p *part, from time.Time, err error) {
+func (x *place) check(ctx context.Context, age time.Duration, look []clientv3.Op) (p *part, from time.Time, err error) {
 	var alive error
 	for range 3 {
-		alive = s.keep(ctx, age)
-		there := clientv3.Compare(clientv3.CreateRevision(key), "=", rev)
+		alive = x.s.keep(ctx, age)
+		there := clientv3.Compare(clientv3.CreateRevision(x.key), "=", x.rev)
 		p = &part{conditions: []clientv3.Cmp{there}, then: look}
-		if _, err := b.do(ctx, p); err != nil {
+		if _, err := x.b.do(ctx, p); err != nil {
 			return nil, from, err
 		}
 		if !p.answer.Succeeded {
 			return nil, from, errGone
 		}
-		if from, ok := s.covers(p.sent, p.term); ok && alive == nil {
+		if from, ok := x.s.covers(p.sent, p.term); ok && alive == nil {
 			return p, from, nil
 		}
 		age = 0
@@ -293,10 +287,7 @@ func (a *attempt) sleep(ctx context.Context) (alone bool, err error) {
 	defer stop()
 	// The answer that showed this entry may be of the transaction that removed it.
 	w := <-client.Watch(watching, string(a.before.Key), clientv3.WithRev(a.at), clientv3.WithFilterPut())
-	if err := w.Err(); err != nil && watching.Err() == nil { // for example because the member has no leader
-		if a.b.opt.Notify != nil {
-			a.b.opt.Notify(driver.Notice{Kind: driver.NoticeDisconnected, Node: a.b.address, Key: a.req.Key, Err: err, Detail: "a watch broke, and is made again"})
-		}
+	if w.Err() != nil && watching.Err() == nil { // for example because the member has no leader
 		base.Pause(ctx, 100*time.Millisecond)
 	}
 	if w.Err() == nil && len(w.Events) > 0 && time.Since(a.from) < a.req.TTL/4 {

@@ -42,7 +42,7 @@ func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	opt := Options{Prefix: cfg.Prefix, Notify: cfg.Notify, Path: u.Path}
+	opt := Options{Prefix: cfg.Prefix, Path: u.Path}
 	opt.CallTimeout = u.Params.Duration("call_timeout", defaultCallTimeout, 10*time.Millisecond)
 	secure := u.Params.TLS(u.Scheme == "etcds")
 	if err := u.Params.Err(); err != nil {
@@ -90,8 +90,6 @@ func dial(u *dsn.URL, secure *tls.Config, timeout time.Duration) (*clientv3.Clie
 type Options struct {
 	// Prefix goes before every key.
 	Prefix string
-	// Notify receives background notices; see driver.Config.Notify.
-	Notify func(driver.Notice)
 	// Path goes before the prefix, with a slash between them; "/dlock/" by default. One path must
 	// not lie within another one, so it cannot be "/".
 	Path string

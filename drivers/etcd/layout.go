@@ -1,6 +1,7 @@
 package etcd
 
 import (
+	"cmp"
 	"strconv"
 	"strings"
 
@@ -100,25 +101,11 @@ func (b *Backend) parse(kv *mvccpb.KeyValue) (e entry, ok bool) {
 	if strings.HasPrefix(name[end+1:], read) {
 		e.mode = driver.Shared
 	}
-	if stored, owner, ok := parseValue(string(kv.Value)); ok && stored+e.fence <= driver.MaxFence {
-		e.owner, e.count = base.Unranged(owner)
-		e.fence += stored
-		return e, true
-	}
-	e.owner = string(kv.Value)
-	if e.owner == "" {
-		e.owner = "lease " + strconv.FormatInt(kv.Lease, 16)
+	stored, owner, tokens, ours := base.ParseEntry(string(kv.Value), layout)
+	if ours && stored+e.fence <= driver.MaxFence {
+		e.owner, e.count, e.fence = owner, tokens, stored+e.fence
+	} else {
+		e.owner = cmp.Or(string(kv.Value), "lease "+strconv.FormatInt(kv.Lease, 16))
 	}
 	return e, true
-}
-
-func entryValue(base uint64, owner string) string {
-	return layout + "|" + strconv.FormatUint(base, 10) + "|" + owner
-}
-
-func parseValue(value string) (base uint64, owner string, ok bool) {
-	version, rest, _ := strings.Cut(value, "|")
-	number, owner, ok := strings.Cut(rest, "|")
-	base, err := strconv.ParseUint(number, 10, 64)
-	return base, owner, ok && err == nil && version == layout && base <= driver.MaxFence && owner != ""
 }

@@ -131,34 +131,3 @@ func (s *session) revoke(ctx context.Context) error {
 	})
 	return unanswered(err)
 }
-
-// abandon deletes an entry in the background, until a server has answered or Close gives up: the
-// session may go on for other locks. If doubt is set, the request that adds the entry may arrive
-// later. It ends what join began.
-func (b *Backend) abandon(s *session, key string, doubt bool) {
-	b.calls.Undo(time.Time{}, func(call *base.Call) error {
-		err := unanswered(b.deleteEntry(call, s, key, doubt))
-		if err == nil {
-			s.leave()
-		}
-		return err
-	})
-}
-
-// deleteEntry deletes an entry that was made in this session. If the request that adds the entry
-// may still be under way, a tombstone refuses it; the tombstone ends with the lease, and then the
-// request fails anyway.
-func (b *Backend) deleteEntry(ctx context.Context, s *session, key string, doubt bool) error {
-	if doubt {
-		grave := clientv3.OpPut(b.tombstone(key), "", clientv3.WithLease(s.id))
-		_, err := b.do(ctx, &part{then: []clientv3.Op{grave, clientv3.OpDelete(key)}})
-		if !errors.Is(err, rpctypes.ErrLeaseNotFound) {
-			if s.doubts.Add(1) > mostDoubts {
-				s.retire()
-			}
-			return err
-		}
-	}
-	_, err := b.do(ctx, &part{then: []clientv3.Op{clientv3.OpDelete(key)}})
-	return err
-}

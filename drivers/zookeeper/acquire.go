@@ -83,7 +83,7 @@ func (a *attempt) enter(ctx context.Context, wait bool) (err error) {
 	if err = a.b.look(ctx, a.s); err != nil {
 		return err
 	}
-	a.name = a.b.entryName(rand.Text(), a.req.Mode)
+	a.name = entryName(rand.Text(), a.req.Mode)
 	known, err := a.inspect(ctx, wait, false)
 	if err != nil {
 		return err
@@ -99,7 +99,7 @@ func (a *attempt) enter(ctx context.Context, wait bool) (err error) {
 		a.container = known.container
 		made, err := a.s.ask(ctx, multi(
 			set(a.dir, counterValue(a.fence), known.version),
-			create(opCreate, a.dir+"/"+a.name, entryValue(a.fence, base.Ranged(a.req.Owner, a.req.Tokens)), a.b.acl, ephemeral|sequential),
+			create(opCreate, a.dir+"/"+a.name, []byte(base.EntryValue(layout, a.fence, a.req.Owner, a.req.Tokens)), a.b.acl, ephemeral|sequential),
 		))
 		if err == nil && (made.stat.made == 0 || made.node == "") {
 			return errHostile
@@ -167,9 +167,10 @@ func (a *attempt) inspect(ctx context.Context, wait, current bool) (queue, error
 			}
 			continue
 		case made >= a.b.lastEntries:
-			return queue{}, errSequence
+			return queue{}, &driver.RefusedError{RetryAfter: time.Second, Reason: "a key under " + a.b.opt.Path + " has had almost 2^31 entries, and its node can be made anew " +
+				"only while it has none: release its lock, and let its waiters end"}
 		}
-		token, err := parseCounter(got.data)
+		token, err := a.b.counter(got.data)
 		known := queue{token: token, version: got.stat.version, container: got.stat.made, births: got.stat.births}
 		if known.unread = wait && got.stat.living > 0; known.unread || got.stat.living == 0 || err != nil {
 			return known, err
@@ -216,15 +217,9 @@ func (a *attempt) make(ctx context.Context) error {
 func (a *attempt) held(ctx context.Context, first *entry) error {
 	a.seen = &driver.HeldError{}
 	if got, err := a.s.again(ctx, get(a.dir+"/"+first.name, 0)); err == nil {
-		a.seen = heldBy(first, got)
+		a.seen.Holder = parseEntry(first.name, got).Owner
 	}
 	return a.seen
-}
-
-// heldBy returns the verdict that names the owner of an entry.
-func heldBy(e *entry, got answer) *driver.HeldError {
-	owner, _, _ := parseEntry(e.name, got.data, got.stat.made)
-	return &driver.HeldError{Holder: owner}
 }
 
 // earlier returns the entries before the attempt's own. It reads them, unless they are known since
@@ -322,7 +317,7 @@ func (a *attempt) stand(ctx context.Context) (gone <-chan struct{}, err error) {
 		case errors.Is(err, errNoNode):
 			continue
 		case err == nil && a.seen == nil && got != nil && next.name == ahead[0].name:
-			a.seen = heldBy(next, *got)
+			a.seen = &driver.HeldError{Holder: parseEntry(next.name, *got).Owner}
 		case err == nil && a.seen == nil:
 			_ = a.held(ctx, &ahead[0]) // used if the wait's context ends
 		}

@@ -33,14 +33,12 @@
 //
 // # With other libraries
 //
-// The entries follow the lock recipe on ZooKeeper's own pages. Curator's InterProcessMutex, NewLock
-// of go-zookeeper, and Lock of kazoo, made with Backend.Path(key), and this backend's lock of key
-// exclude each other; these libraries treat shared entries as exclusive ones. To share an existing
-// lock, use its node up to the last slash as the URL's path.
-//
-// Curator's InterProcessReadWriteLock, which does not count the entries of its InterProcessMutex,
-// needs recipe=readwrite: entries are then named _c_GUID-__WRIT__SEQUENCE and
-// _c_GUID-__READ__SEQUENCE. Backends with either recipe exclude each other.
+// The entries follow the lock recipe on ZooKeeper's own pages. Curator's InterProcessMutex and NewLock
+// of go-zookeeper, made with Backend.Path(key), and this backend's lock of key exclude each other; so
+// does kazoo's Lock with extra_lock_patterns=["-lock-"], without which it does not see the locks of
+// others. These libraries treat shared entries as exclusive ones. To share an existing lock, use its
+// node up to the last slash as the URL's path. Curator's InterProcessReadWriteLock counts entries with
+// names of its own alone, and is not excluded.
 //
 // # Leases
 //
@@ -109,7 +107,6 @@
 //
 //	ttl, prefix      as everywhere
 //	call_timeout     for an attempt, a renewal or a release (1s)
-//	recipe           mutex (the default) or readwrite, see above
 //	ca               TLS: a file of PEM certificates to trust instead of the system's
 //	cert, key        TLS: files of the client's certificate
 //	server_name      TLS: the name to expect in the servers' certificates

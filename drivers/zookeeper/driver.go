@@ -1,6 +1,7 @@
 package zookeeper
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"strings"
@@ -19,7 +20,7 @@ const (
 )
 
 // defaultPath is where locks are stored unless the URL says otherwise.
-const defaultPath = "/dlock/"
+const defaultPath = "dlock"
 
 const defaultCallTimeout = time.Second
 
@@ -34,9 +35,8 @@ func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	opt := Options{Prefix: cfg.Prefix, Notify: cfg.Notify, User: u.User, Password: u.Password, Path: u.Path}
+	opt := Options{Prefix: cfg.Prefix, User: u.User, Password: u.Password, Path: u.Path}
 	opt.CallTimeout = u.Params.Duration("call_timeout", defaultCallTimeout, 10*time.Millisecond)
-	opt.Recipe = u.Params.Enum("recipe", "mutex", "mutex", "readwrite")
 	opt.TLS = u.Params.TLS(u.Scheme == "zks")
 	if err := u.Params.Err(); err != nil {
 		return nil, err
@@ -54,14 +54,9 @@ func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 type Options struct {
 	// Prefix goes before every key.
 	Prefix string
-	// Notify is called with background notices; see driver.Config.Notify.
-	Notify func(driver.Notice)
 	// Path is the node under which locks are stored; "/dlock" by default. One path must not lie
 	// within another one.
 	Path string
-	// Recipe names the locks of Curator that take part: "mutex" for InterProcessMutex, which is
-	// the default, or "readwrite" for InterProcessReadWriteLock.
-	Recipe string
 	// User and Password are sent by the scheme "digest". Without a user all users can access
 	// the nodes.
 	User, Password string
@@ -99,19 +94,10 @@ var (
 // nothing.
 func New(members []string, o *Options) (*Backend, error) {
 	opt := base.Given(o)
-	opt.Path = strings.Trim(opt.Path, "/")
-	if opt.Path == "" {
-		opt.Path = strings.Trim(defaultPath, "/")
-	}
-	opt.Path = "/" + opt.Path + "/"
-	if opt.Recipe == "" {
-		opt.Recipe = "mutex"
-	}
+	opt.Path = "/" + cmp.Or(strings.Trim(opt.Path, "/"), defaultPath) + "/"
 	switch {
 	case len(members) == 0:
 		return nil, driver.Invalid("members", "are none")
-	case recipes[opt.Recipe] == recipe{}:
-		return nil, driver.Invalid("recipe", "must be one of mutex, readwrite")
 	case !validPath(opt.Path):
 		return nil, driver.Invalid("path", "must be of printable ASCII, without empty, '.' and '..' parts")
 	case opt.Password != "" && opt.User == "":

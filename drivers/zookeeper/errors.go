@@ -4,18 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/base"
 )
 
 var (
-	errLayout = errors.New("unknown layout")
 	// errEnd says that no larger token can be given.
 	errEnd = errors.New("the key has used up its tokens")
-	// errSequence says that the container's numbers for entries are used up.
-	errSequence = errors.New("the key has used up its sequence numbers")
 	// errGone says that the call's entry was removed.
 	errGone = errors.New("our entry is gone")
 	// errExpired says that the servers have ended the session and deleted its entries, or that none
@@ -45,14 +41,8 @@ func definite(err error) bool {
 func (b *Backend) failed(c *base.Call, s *session, err error) error {
 	late := errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)
 	switch {
-	case errors.Is(err, errLayout):
-		err = &driver.RefusedError{Reason: "another program, or another release of this driver, has stored something under " + b.opt.Path +
-			" in a layout that this one does not know: use that release, or another path"}
 	case errors.Is(err, errEnd):
 		err = &driver.RefusedError{Reason: "the fencing tokens of a key under " + b.opt.Path + " are at their end: use another path"}
-	case errors.Is(err, errSequence):
-		err = &driver.RefusedError{RetryAfter: time.Second, Reason: "a key under " + b.opt.Path + " has had almost 2^31 entries, and its node can be made anew " +
-			"only while it has none: release its lock, and let its waiters end"}
 	case errors.Is(err, errNoAuth), errors.Is(err, errAuthFailed), errors.Is(err, errInvalidACL):
 		err = &driver.RefusedError{Reason: "zookeeper refuses: check the user, the password, and the access control list of " + b.opt.Path, Err: err}
 	}

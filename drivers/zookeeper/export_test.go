@@ -20,9 +20,6 @@ func LeaseEnd(taken time.Time, touches []time.Time, sent time.Time, timeout, ttl
 	return (&session{proven: taken, touches: touches, timeout: timeout}).end(sent, ttl)
 }
 
-// SetLongestIdle sets how long a session without users is kept.
-func (b *Backend) SetLongestIdle(d time.Duration) { b.sessions.Idle = d }
-
 // SetEntries sets after how many entries a container is made anew, and after how many it is refused.
 func (b *Backend) SetEntries(many, last int64) { b.manyEntries, b.lastEntries = many, last }
 
@@ -41,15 +38,3 @@ func Understood(op int32, body []byte) bool {
 
 // Definite reports whether this error of a server settles what a request did.
 func Definite(code int32) bool { return definite(serverError(code)) }
-
-// SetRequest sets the number of the last request on the connection for leases of a minute.
-func (b *Backend) SetRequest(number int32) {
-	s := b.session(time.Minute)
-	defer s.leave()
-	s.mu.Lock()
-	l := s.link
-	s.mu.Unlock()
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.number = number
-}

@@ -30,20 +30,20 @@ func FuzzStored(f *testing.F) {
 	if testing.Short() {
 		f.Skip("starts a server")
 	}
-	for _, text := range []string{
-		"dlock1 0 0", "dlock1 9223372036854775807 0", "dlock1 9223372036854775 0", "dlock1 9007199254740991 0", "dlock1 0 9223372036854775807", "dlock1 0 9000000000000",
-		"dlock1 9007199254740991 9000000000000", "dlock1 -1 0", "dlock1 0 -9223372036854775808", "dlock1 1 2 3", "dlock1 1 2x", "dlock2 1 2", "", "x",
+	for what, texts := range [][]string{
+		theMark: {
+			"dlock1 0 0", "dlock1 9223372036854775807 0", "dlock1 9223372036854775 0", "dlock1 9007199254740991 0", "dlock1 0 9223372036854775807", "dlock1 0 9000000000000",
+			"dlock1 9007199254740991 9000000000000", "dlock1 -1 0", "dlock1 0 -9223372036854775808", "dlock1 1 2 3", "dlock1 1 2x", "dlock2 1 2", "", "x",
+		},
+		theCounter: {
+			"dlock1 0", "dlock1 1795000000000000", "dlock1 9007199254740990", "dlock1 9007199254740991", "dlock1 9007199254740992", "dlock1 18446744073709551615", "dlock1 x", "dlock2 1", "", "{}",
+		},
+		ownEntry: {"", "x", "dlock1|5|web|1", "dlock1|5|", "dlock1|0|o", "dlock1|18446744073709551615|o", "dlock2|5|o", "\xff\x00"},
+		anEntry:  {"", "x", "dlock1|5|web|1", "dlock1|0|o", "\xff\x00", "a-shared-lock-"},
 	} {
-		f.Add(uint8(theMark), text)
-	}
-	for _, text := range []string{
-		"dlock1 0", "dlock1 1795000000000000", "dlock1 9007199254740990", "dlock1 9007199254740991", "dlock1 9007199254740992", "dlock1 18446744073709551615", "dlock1 x", "dlock2 1", "", "{}",
-	} {
-		f.Add(uint8(theCounter), text)
-	}
-	for _, text := range []string{"", "x", "dlock1|5|web|1", "dlock1|5|", "dlock1|0|o", "dlock1|18446744073709551615|o", "dlock2|5|o", "\xff\x00", "a-shared-lock-", "__rlock__/"} {
-		f.Add(uint8(ownEntry), text)
-		f.Add(uint8(anEntry), text)
+		for _, text := range texts {
+			f.Add(uint8(what), text)
+		}
 	}
 	g := single(f)
 	c := client(f, g)
@@ -59,35 +59,31 @@ func FuzzStored(f *testing.F) {
 				return err
 			})
 		}
-		entries := func() (names []string) {
-			drivertest.Known(t, func() (err error) {
-				names, _, err = c.Children(dir)
-				return err
-			})
-			if len(names) != 1 {
-				t.Fatalf("%q is no entry", names)
-			}
-			return names
-		}
-		const above = "dlock1 "
+		number, ours := strings.CutPrefix(text, "dlock1 ")
 		switch what % overwrite {
 		case theMark:
 			drivertest.Release(t, before)
 			set(path + "/.dlock")
-			advance, _, _ := strings.Cut(strings.TrimPrefix(text, above), " ")
+			advance, _, two := strings.Cut(number, " ")
 			us, err := strconv.ParseUint(advance, 10, 64)
-			ours := strings.HasPrefix(text, above) && err == nil && strings.Count(text, " ") == 2
-			tokensOver(t, b, max(before.Grant().Fence, min(us, driver.MaxFence-1)), ours, ours && us < 1e15 && strings.HasSuffix(text, " 0"))
+			ours = ours && err == nil && two && strings.Count(number, " ") == 1
+			drivertest.RunTokensOver(t, b, max(before.Grant().Fence, min(us, driver.MaxFence-1)), ours, ours && us < 1e15 && strings.HasSuffix(text, " 0"))
 			return
 		case theCounter:
 			drivertest.Release(t, before)
 			set(dir)
-			n, err := strconv.ParseUint(strings.TrimPrefix(text, above), 10, 64)
-			ours := strings.HasPrefix(text, above) && err == nil
-			tokensOver(t, b, n, ours || text == "", text == "" || ours && n < driver.MaxFence-1e6)
+			n, err := strconv.ParseUint(number, 10, 64)
+			ours = ours && err == nil
+			drivertest.RunTokensOver(t, b, n, ours || text == "", text == "" || ours && n < driver.MaxFence-1e6)
 			return
 		case ownEntry:
-			set(dir + "/" + entries()[0])
+			drivertest.Known(t, func() error {
+				names, _, err := c.Children(dir)
+				if err == nil {
+					set(dir + "/" + names[0])
+				}
+				return err
+			})
 		case anEntry:
 			drivertest.Release(t, before)
 			// With FlagSequence, an entry made by a lost answer would be joined by a second one.
@@ -99,53 +95,7 @@ func FuzzStored(f *testing.F) {
 				return err
 			})
 		}
-		children := entries()
-		_, shared := zookeeper.ParseQueue(children)
-		for _, mode := range []driver.Mode{driver.Exclusive, driver.Shared} {
-			req := drivertest.NewRequest("k", time.Minute)
-			req.Mode = mode
-			l, err := drivertest.Acquire(t, b, req)
-			switch both := shared[0] && mode == driver.Shared; {
-			case both && err == nil:
-				drivertest.Release(t, l)
-			case both, !errors.Is(err, driver.ErrHeld):
-				t.Errorf("Acquire beside %q (%v): %v", children, mode, err)
-			}
-		}
-		var s *driver.State
-		drivertest.Known(t, func() (err error) {
-			s, err = b.Lookup(t.Context(), "k")
-			return err
-		})
-		if len(s.Holders) != 1 || (s.Mode == driver.Shared) != shared[0] {
-			t.Fatalf("Lookup: %+v", s)
-		}
-		if f := s.Holders[0].Fence; f == 0 || f > driver.MaxFence || s.Holders[0].Owner == "" {
-			t.Errorf("the holder is %+v", s.Holders[0])
-		}
-		drivertest.Known(t, func() error { return b.List(t.Context(), "", func(*driver.State) bool { return true }) })
-		drivertest.Known(t, func() error { return b.Break(t.Context(), "k", s.Holders[0]) })
-		tokensOver(t, b, before.Grant().Fence, true, true)
+		drivertest.RunStored(t, b, what%overwrite == anEntry && strings.Contains(zookeeper.Escape(text), "-shared-lock-"))
+		drivertest.RunTokensOver(t, b, before.Grant().Fence, true, true)
 	})
-}
-
-// tokensOver takes a lock twice. Its tokens must be above last. may says that it may be granted,
-// and must that it must be.
-func tokensOver(t *testing.T, b driver.Backend, last uint64, may, must bool) {
-	for range 2 {
-		l, err := drivertest.Acquire(t, b, drivertest.NewRequest("k", time.Minute))
-		switch {
-		case err != nil && (must || !errors.Is(err, driver.ErrRefused)):
-			t.Errorf("Acquire: %v", err)
-		case err == nil && !may:
-			t.Error("granted, though another program's data are stored")
-		case err == nil && (l.Grant().Fence <= last || l.Grant().Fence > driver.MaxFence):
-			t.Errorf("token %d after %d", l.Grant().Fence, last)
-		}
-		if err != nil {
-			return
-		}
-		last = l.Grant().Fence
-		drivertest.Release(t, l)
-	}
 }

@@ -56,7 +56,7 @@ func (b *Backend) state(ctx context.Context, s *session, key string) (*driver.St
 	}
 	var token uint64
 	if got, err := s.again(ctx, get(dir, 0)); err == nil {
-		token, _ = parseCounter(got.data) // other data belong to another library
+		token, _ = b.counter(got.data) // other data belong to another library
 	}
 	var queue []base.Entry
 	var nodes []string
@@ -72,8 +72,8 @@ func (b *Backend) state(ctx context.Context, s *session, key string) (*driver.St
 			case err != nil:
 				return nil, nil, err
 			}
-			h = driver.Holder{Session: fmt.Sprintf("0x%x", got.stat.owner), Since: time.UnixMilli(got.stat.created)}
-			h.Owner, h.Tokens, h.Fence = parseEntry(e.name, got.data, got.stat.made)
+			h = parseEntry(e.name, got)
+			h.Session, h.Since = fmt.Sprintf("0x%x", got.stat.owner), time.UnixMilli(got.stat.created)
 		}
 		queue, nodes = append(queue, base.Entry{Holder: h, Mode: e.mode}), append(nodes, dir+"/"+e.name)
 	}
@@ -125,17 +125,16 @@ func (b *Backend) Break(ctx context.Context, key string, h driver.Holder) error 
 		if err != nil {
 			return err
 		}
-		for unsure := false; ; unsure = true {
-			_, err := s.ask(ctx, remove(node, -1))
-			switch {
-			case errors.Is(err, errNoNode) && !unsure:
-				return driver.ErrLost
-			case err == nil, errors.Is(err, errNoNode): // an earlier try may have done it
-				return nil
-			case !errors.Is(err, errBroken) || ctx.Err() != nil:
-				return err
+		_, err = s.ask(ctx, remove(node, -1))
+		switch {
+		case errors.Is(err, errNoNode):
+			return driver.ErrLost
+		case errors.Is(err, errBroken): // the first try may have done it
+			if _, err = s.again(ctx, remove(node, -1)); errors.Is(err, errNoNode) {
+				err = nil
 			}
 		}
+		return err
 	})
 }
 
@@ -207,16 +206,13 @@ func (b *Backend) checkEnsemble(ctx context.Context, s *session, found *base.Fin
 }
 
 func (b *Backend) checkMember(ctx context.Context, host string, found *base.Findings) {
-	const majority = "check that a majority of the members runs, and that they can reach each other"
 	answer, err := b.fourLetters(ctx, host, "srvr")
 	switch {
 	case err != nil:
 		found.Add("member-unreachable", driver.SeverityWarning, "start the member, or remove it from the URL",
 			"the member does not answer: %s", strings.ReplaceAll(err.Error(), "\n", "; "))
-	case strings.Contains(answer, "not currently serving"):
-		found.Add("no-leader", driver.SeverityWarning, majority, "the member knows no leader")
-	case strings.Contains(answer, "Mode: read-only"):
-		found.Add("read-only", driver.SeverityWarning, majority, "the member is cut off from the others, and is read-only")
+	case strings.Contains(answer, "not currently serving"), strings.Contains(answer, "Mode: read-only"):
+		found.Add("no-leader", driver.SeverityWarning, "check that a majority of the members runs, and that they can reach each other", "the member knows no leader")
 	}
 }
 

@@ -1,6 +1,7 @@
 package zookeeper
 
 import (
+	"cmp"
 	"fmt"
 	"net/url"
 	"slices"
@@ -22,23 +23,12 @@ import (
 //
 // KEY is the prefix and the key, escaped. ENTRY is an ephemeral sequential node named
 // _c_GUID-lock-SEQUENCE for an exclusive owner, as those of Curator's InterProcessMutex, and
-// _c_GUID-shared-lock-SEQUENCE for a shared one; or _c_GUID-__WRIT__SEQUENCE and
-// _c_GUID-__READ__SEQUENCE, as those of its InterProcessReadWriteLock. All four are understood.
+// _c_GUID-shared-lock-SEQUENCE for a shared one.
 const (
 	layout = "dlock1"
 	marker = ".dlock"
+	shared = "-shared-lock-"
 )
-
-// A recipe says how entries are named.
-type recipe struct{ exclusive, shared string }
-
-var recipes = map[string]recipe{
-	"mutex":     {"-lock-", "-shared-lock-"},
-	"readwrite": {"-__WRIT__", "-__READ__"},
-}
-
-// sharedMarks are parts of the names of shared entries: of this driver, of Curator, and of kazoo.
-var sharedMarks = []string{"-shared-lock-", "-__READ__", "__rlock__"}
 
 // escape makes the name of a node: '%', '/', a leading '.', and all bytes that are not printable
 // ASCII are written as %XX.
@@ -70,15 +60,12 @@ func (b *Backend) Path(key string) string { return b.opt.Path + escape(b.opt.Pre
 
 func (b *Backend) marker() string { return b.opt.Path + marker }
 
-const protected = "_c_"
-
 // entryName returns the name of an entry without its sequence number.
-func (b *Backend) entryName(guid string, mode driver.Mode) string {
-	r := recipes[b.opt.Recipe]
+func entryName(guid string, mode driver.Mode) string {
 	if mode == driver.Shared {
-		return protected + guid + r.shared
+		return "_c_" + guid + shared
 	}
-	return protected + guid + r.exclusive
+	return "_c_" + guid + "-lock-"
 }
 
 // An entry is a child of a lock's container.
@@ -102,7 +89,7 @@ func parseQueue(children []string) []entry {
 			continue
 		}
 		e := entry{name: name, sequence: int64(n)}
-		if slices.ContainsFunc(sharedMarks, func(mark string) bool { return strings.Contains(name, mark) }) {
+		if strings.Contains(name, shared) {
 			e.mode = driver.Shared
 		}
 		entries = append(entries, e)
@@ -139,49 +126,30 @@ func (m mark) value() []byte {
 // most bounds both numbers of a mark, so that no time overflows.
 const most = time.Duration(driver.MaxFence) * time.Microsecond
 
-func parseMark(data []byte) (m mark, err error) {
+func parseMark(data []byte) (m mark, ok bool) {
 	var us int64
-	_, err = fmt.Sscanf(string(data), layout+" %d %d", &us, &m.latest)
+	_, err := fmt.Sscanf(string(data), layout+" %d %d", &us, &m.latest)
 	m.advance = time.Duration(us) * time.Microsecond
-	if err != nil || us < 0 || us > most.Microseconds() || m.latest < 0 || m.latest > most.Milliseconds() || string(m.value()) != string(data) {
-		return mark{}, errLayout
-	}
-	return m, nil
+	return m, err == nil && us >= 0 && us <= most.Microseconds() && m.latest >= 0 && m.latest <= most.Milliseconds() && string(m.value()) == string(data)
 }
 
 // counterValue returns the data of a lock's container.
 func counterValue(n uint64) []byte { return fmt.Appendf(nil, "%s %d", layout, n) }
 
-// parseCounter reads the data of counterValue. A container that another library made is empty.
-func parseCounter(data []byte) (n uint64, err error) {
+// counter reads the data of counterValue. A container that another library made is empty.
+func (b *Backend) counter(data []byte) (uint64, error) {
 	if len(data) == 0 {
 		return 0, nil
 	}
-	version, number, _ := strings.Cut(string(data), " ")
-	n, err = strconv.ParseUint(number, 10, 64)
-	if version != layout || err != nil || n > driver.MaxFence {
-		return 0, errLayout
-	}
-	return n, nil
+	return base.ParseBase(string(data), layout, b.opt.Path)
 }
 
-func entryValue(token uint64, owner string) []byte {
-	return fmt.Appendf(nil, "%s|%d|%s", layout, token, owner)
-}
-
-// parseEntry returns the owner, the length of the range of its tokens, and the last token of an
-// entry. For an entry of another library the owner is its data, or its name if it has none, and the
-// token is the transaction that made it.
-func parseEntry(name string, data []byte, czxid int64) (owner string, tokens uint32, token uint64) {
-	version, rest, _ := strings.Cut(string(data), "|")
-	number, owner, ok := strings.Cut(rest, "|")
-	if n, err := strconv.ParseUint(number, 10, 64); ok && err == nil && version == layout && n > 0 && n <= driver.MaxFence && owner != "" {
-		owner, tokens = base.Unranged(owner)
-		return owner, tokens, n
+// parseEntry returns the owner of an entry, and its tokens. For an entry of another library the owner is
+// its data, or its name if it has none, and the token is the transaction that made it.
+func parseEntry(name string, got answer) (h driver.Holder) {
+	data, ok := string(got.data), false
+	if h.Fence, h.Owner, h.Tokens, ok = base.ParseEntry(data, layout); !ok || h.Fence == 0 {
+		h = driver.Holder{Owner: cmp.Or(data, name), Fence: uint64(got.stat.made)}
 	}
-	owner = string(data)
-	if owner == "" {
-		owner = name
-	}
-	return owner, 0, uint64(czxid)
+	return h
 }

@@ -20,10 +20,12 @@ type place struct {
 	sent  time.Time // when the last write that found the entry was sent
 }
 
-// find searches for the entry after the answer of its creation was lost.
+// find searches for the entry after the answer of its creation was lost, when every earlier request of
+// the session has taken effect or never will: a write is answered after earlier requests, and servers
+// refuse requests that the session sent over a connection to another server.
 func (p *place) find(ctx context.Context) error {
 	sent := time.Now()
-	if err := p.s.settle(ctx); err != nil {
+	if _, err := p.s.again(ctx, check("/")); err != nil && !definite(err) {
 		return err
 	}
 	all, err := p.s.again(ctx, children(p.dir))

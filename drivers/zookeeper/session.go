@@ -172,14 +172,10 @@ func (s *session) attach(l *link) {
 // detach notes that no server serves it.
 func (s *session) detach(why error) {
 	s.mu.Lock()
-	tell := s.dead == nil
+	defer s.mu.Unlock()
 	s.link, s.since, s.reason = nil, time.Now(), why.Error()
 	s.fireAll()
 	s.change()
-	s.mu.Unlock()
-	if tell && s.b.opt.Notify != nil {
-		s.b.opt.Notify(driver.Notice{Kind: driver.NoticeDisconnected, Node: s.b.address, Detail: "a connection broke, and its session goes on at another server"})
-	}
 }
 
 // change wakes the calls that wait for a server. It is called under s.mu.
@@ -377,15 +373,4 @@ func (s *session) suits(ttl time.Duration) error {
 	return &driver.RefusedError{Reason: "the servers grant sessions of up to " + s.timeout.String() + ", enough for a TTL of up to " +
 		(s.timeout * 3 / 4).String() + ": use a shorter TTL, or raise maxSessionTimeout to " +
 		strconv.FormatInt(sessionTimeout(ttl).Milliseconds(), 10)}
-}
-
-// settle returns when every earlier request of the session has taken effect or never will: a
-// write is answered after earlier requests, and servers refuse requests that the session sent
-// over a connection to another server.
-func (s *session) settle(ctx context.Context) error {
-	_, err := s.again(ctx, check("/"))
-	if definite(err) {
-		return nil
-	}
-	return err
 }

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/redlock-go/redlock/driver/base"
 )
 
 // clockAge is how long the clock of this process carries on the servers' time.
@@ -75,25 +77,22 @@ func (b *Backend) look(ctx context.Context, s *session) error {
 		if err != nil {
 			return err
 		}
-		m, err := parseMark(got.data)
-		if err != nil {
-			return err
+		m, ok := parseMark(got.data)
+		if !ok {
+			return base.UnknownLayout(b.opt.Path)
 		}
 		m.latest = max(m.latest, got.stat.changed)
-		wrote, err := b.mark(ctx, s, m, got.stat.version)
-		if err == nil && wrote.changed < m.latest {
-			fall := time.Duration(m.latest-wrote.changed)*time.Millisecond + clockAge + time.Second
+		wrote, err := s.ask(ctx, set(b.marker(), m.value(), got.stat.version))
+		if now := wrote.stat.changed; err == nil && now < m.latest {
+			fall := time.Duration(m.latest-now)*time.Millisecond + clockAge + time.Second
 			if fall > most-m.advance {
 				return errEnd
 			}
-			m.advance += fall
-			m.latest = wrote.changed
-			wrote, err = b.mark(ctx, s, m, wrote.version)
+			m = mark{m.advance + fall, now}
+			wrote, err = s.ask(ctx, set(b.marker(), m.value(), wrote.stat.version))
 		}
 		switch {
-		case errors.Is(err, errNoNode):
-			continue
-		case errors.Is(err, errBadVersion):
+		case errors.Is(err, errNoNode), errors.Is(err, errBadVersion):
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
@@ -102,17 +101,11 @@ func (b *Backend) look(ctx context.Context, s *session) error {
 			return err
 		}
 		b.clock.mu.Lock()
-		b.clock.server, b.clock.local, b.clock.advance = time.UnixMilli(wrote.changed), time.Now(), m.advance
+		b.clock.server, b.clock.local, b.clock.advance = time.UnixMilli(wrote.stat.changed), time.Now(), m.advance
 		b.clock.looked = b.clock.local
 		b.clock.mu.Unlock()
 	}
 	return nil
-}
-
-// mark writes the marker.
-func (b *Backend) mark(ctx context.Context, s *session, m mark, version int32) (stat, error) {
-	wrote, err := s.ask(ctx, set(b.marker(), m.value(), version))
-	return wrote.stat, err
 }
 
 // forgetLook lets the marker be read again, because its folder does not exist.
