@@ -154,7 +154,7 @@ func (c *call) setup() error {
 	if err == nil || c.hello() == nil { // two made it at the same time
 		return nil
 	}
-	if errors.As(err, &refused) {
+	if errors.As(err, &refused) && refused.RetryAfter == 0 {
 		refused.Reason += "; an administrator must run: " + c.b.SetupSQL("")
 	}
 	return err

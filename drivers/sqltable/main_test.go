@@ -220,7 +220,6 @@ func TestDialects(t *testing.T) {
 				{"loss", loss, onMySQL},
 				{"lone user", loneUser, nil},
 				{"readers are seen", readersAreSeen, nil},
-				{"a writer waits", aWriterWaits, nil},
 				{"writers are served", writersAreServed, nil},
 				{"readers in doubt", readersInDoubt, nil},
 			} {
