@@ -153,7 +153,9 @@ func TestRequestsOfALock(t *testing.T) {
 	}
 	wg.Wait()
 	n.Add(-3 * clients) // of each: its lease, the base, and the first requests
-	if each := float64(n.Load()) / (clients * grants); each > 5 {
+	each := float64(n.Load()) / (clients * grants)
+	t.Logf("a lock that is passed on takes %.1f requests", each)
+	if each > 5 {
 		t.Errorf("a lock that is passed on takes %.1f requests, more than 5", each)
 	}
 }
