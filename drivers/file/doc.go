@@ -30,8 +30,7 @@
 //
 // Do not remove the files yourself while a program may use them: if you remove the file of a
 // held lock, the holder learns of it only within a second, and until then a second holder can
-// run beside it. (Exclude a folder in /var/tmp from systemd-tmpfiles: "x /var/tmp/dlock-*".) A
-// folder that no program uses may be removed; tokens then go on from the clock.
+// run beside it. A folder that no program uses may be removed; tokens then go on from the clock.
 //
 // A lease has one descriptor open. If the process can open no more, the refusal names the limit,
 // and Lock tries again. A process that is stopped in the microseconds in which it has a gate stops
@@ -48,10 +47,8 @@
 //
 // The default folder is $XDG_STATE_HOME/dlock, else $HOME/.local/state/dlock; on macOS
 // ~/Library/Application Support/dlock; on Windows %LocalAppData%\dlock. A process without HOME,
-// such as a systemd service, gets /var/tmp/dlock-UID. That is another folder, and so another
-// lock: name the folder if processes with and without HOME must exclude each other. The default
-// folder is made with mode 0700. It is refused if it belongs to another user, is writable by
-// others, or is a symbolic link.
+// such as a service, looks up the home of its user. The default folder is made with mode 0700. It
+// is refused if it belongs to another user, is writable by others, or is a symbolic link.
 //
 // A folder that you name is used as it is. If it does not exist it is made for this user alone.
 // Users who may write in the folder share its locks: files get mode 0600, 0660 or 0666, depending

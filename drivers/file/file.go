@@ -97,11 +97,10 @@ func New(o *Options) (*Backend, error) {
 	}
 	f := folder{path: o.Folder}
 	if o.Folder == "" {
-		f.path, f.fallback = defaultFolder(runtime.GOOS, os.Getenv, os.Geteuid())
-		f.private = true
+		f.path, f.private = defaultFolder(runtime.GOOS, os.Getenv, userHome), true
 	}
 	if !filepath.IsAbs(f.path) {
-		return nil, driver.Invalid("folder", "must be an absolute path")
+		return nil, driver.Invalid("folder", "must be an absolute path, and must be named (file:///folder) for a user without a home")
 	}
 	f.path = filepath.Clean(f.path)
 	b := &Backend{

@@ -262,24 +262,24 @@ func TestABadURLNamesTheBadPart(t *testing.T) {
 }
 
 func TestTheDefaultFolderIsTheUsersOwn(t *testing.T) {
-	for _, c := range []struct {
-		goos, home, state, local, want string
-		fallback                       bool
-	}{
+	for _, c := range []struct{ goos, home, state, local, want string }{
 		{goos: "linux", home: "/home/u", want: "/home/u/.local/state/dlock"},
 		{goos: "linux", home: "/home/u", state: "/s", want: "/s/dlock"},
 		{goos: "linux", home: "/home/u", state: "relative", want: "/home/u/.local/state/dlock"},
 		{goos: "linux", state: "/s", want: "/s/dlock"},
-		{goos: "linux", want: "/var/tmp/dlock-7", fallback: true},
-		{goos: "linux", home: "relative", want: "/var/tmp/dlock-7", fallback: true},
+		{goos: "linux", want: "/listed/.local/state/dlock"},
+		{goos: "linux", home: "relative", want: "/listed/.local/state/dlock"},
 		{goos: "darwin", home: "/Users/u", state: "/s", want: "/Users/u/Library/Application Support/dlock"},
-		{goos: "darwin", want: "/var/tmp/dlock-7", fallback: true},
+		{goos: "darwin", want: "/listed/Library/Application Support/dlock"},
 		{goos: "windows", local: "/local", home: "/home/u", want: "/local/dlock"},
 	} {
 		env := map[string]string{"HOME": c.home, "XDG_STATE_HOME": c.state, "LocalAppData": c.local}
-		got, fallback := defaultFolder(c.goos, func(name string) string { return env[name] }, 7)
-		if filepath.ToSlash(got) != c.want || fallback != c.fallback {
-			t.Errorf("%+v: %q, %t", c, got, fallback)
+		got := defaultFolder(c.goos, func(name string) string { return env[name] }, func() string { return "/listed" })
+		if filepath.ToSlash(got) != c.want {
+			t.Errorf("%+v: %q", c, got)
 		}
+	}
+	if home := userHome(); runtime.GOOS != "windows" && !filepath.IsAbs(home) {
+		t.Errorf("this user's home is %q", home)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"os/user"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -18,9 +19,8 @@ import (
 
 // folder says where the lock files are, and what the folder must be like.
 type folder struct {
-	path     string
-	private  bool // the default folder: only for its user
-	fallback bool // the default folder without a home
+	path    string
+	private bool // the default folder: only for its user
 }
 
 // place is a folder after its examination: it is safe for this user.
@@ -31,22 +31,31 @@ type place struct {
 	id     identity
 }
 
-// defaultFolder returns the user's own state folder, and whether it is the one for
-// users without a home.
-func defaultFolder(goos string, getenv func(string) string, uid int) (path string, fallback bool) {
+// defaultFolder returns the user's own state folder; no absolute path if there is none. lookUp returns
+// the home of a user whose environment names none, such as that of a service.
+func defaultFolder(goos string, getenv func(string) string, lookUp func() string) string {
 	home := getenv("HOME")
-	abs := strings.HasPrefix(home, "/")
+	if goos != "windows" && !strings.HasPrefix(home, "/") {
+		home = lookUp()
+	}
 	switch {
 	case goos == "windows":
-		return filepath.Join(getenv("LocalAppData"), "dlock"), false
-	case goos == "darwin" && abs:
-		return filepath.Join(home, "Library", "Application Support", "dlock"), false
-	case goos != "darwin" && strings.HasPrefix(getenv("XDG_STATE_HOME"), "/"):
-		return filepath.Join(getenv("XDG_STATE_HOME"), "dlock"), false
-	case abs:
-		return filepath.Join(home, ".local", "state", "dlock"), false
+		return filepath.Join(getenv("LocalAppData"), "dlock")
+	case goos == "darwin":
+		return filepath.Join(home, "Library", "Application Support", "dlock")
+	case strings.HasPrefix(getenv("XDG_STATE_HOME"), "/"):
+		return filepath.Join(getenv("XDG_STATE_HOME"), "dlock")
 	}
-	return filepath.Join("/var/tmp", "dlock-"+strconv.Itoa(uid)), true
+	return filepath.Join(home, ".local", "state", "dlock")
+}
+
+// userHome returns the home of this process's user by the system's list of users.
+func userHome() string {
+	u, err := user.Current()
+	if err != nil {
+		return ""
+	}
+	return u.HomeDir
 }
 
 // enter makes the folder if it does not exist, and examines it.

@@ -141,9 +141,6 @@ func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 	}
 	var found base.Findings
 	add := found.Add
-	if b.folder.fallback {
-		add("no-home", driver.SeverityNote, "name the folder (file:///folder) if jobs with and without a home must exclude each other", "HOME is not set, so %s is used: a process of this user with a HOME uses another folder", b.folder.path)
-	}
 	p, err := b.folder.visit()
 	var no *driver.RefusedError
 	switch {

@@ -28,28 +28,13 @@ func signalled(t *testing.T, what string, ch <-chan struct{}) {
 	}
 }
 
-func TestWatchHearsOfAReleaseAnywhere(t *testing.T) {
+func TestWatchHearsOfAHoldersDeath(t *testing.T) {
 	b := open(t, t.TempDir())
-	l := acquire(t, b, request("k"))
-	ch := watch(t, b, "k")
-	release(t, l)
-	signalled(t, "a release by this backend", ch)
-
 	p := begin(t, helper("hold", b.folder.path))
-	ch = watch(t, b, "k")
-	must(t, p.in.Close())
-	signalled(t, "a release by another process", ch)
-	must(t, p.Wait())
-
-	p = begin(t, helper("hold", b.folder.path))
-	ch = watch(t, b, "k")
+	ch := watch(t, b, "k")
 	p.kill(t)
 	signalled(t, "a holder's death", ch)
 	release(t, acquire(t, b, request("k")))
-	must(t, b.Close())
-	signalled(t, "the backend's end", ch)
-	_, err := b.Watch(t.Context(), "k")
-	wantErr(t, "watch after Close", err, driver.ErrClosed)
 }
 
 // Break removes the lock file, and a watch of the new one may begin before the event of that is read.

@@ -68,21 +68,6 @@ func ExampleBackend_Fail() {
 	// outage: true
 }
 
-// The backend does not answer: a call ends with its context.
-func ExampleBackend_SetOutage_hang() {
-	b := memory.New()
-	locks := clientOf(b)
-	defer locks.Close()
-
-	b.SetOutage(memory.Outage{Hang: true})
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Millisecond)
-	defer cancel()
-	_, err := locks.Lock(ctx, "nightly")
-	fmt.Println("timed out:", errors.Is(err, context.DeadlineExceeded))
-	b.SetOutage(memory.Outage{})
-	// Output: timed out: true
-}
-
 // Locks are granted, and renewals fail: the lease ends before its deadline.
 func ExampleBackend_SetOutage_renewals() {
 	b := memory.New()

@@ -90,6 +90,18 @@ func granted(t *testing.T, what string, ch <-chan result) driver.Lease {
 	}
 }
 
+func TestACycleAllocatesTheLeaseAlone(t *testing.T) {
+	s := New()
+	r := request("k")
+	if got := testing.AllocsPerRun(100, func() {
+		l, err := s.Acquire(context.Background(), r)
+		must(t, err)
+		must(t, l.Release(context.Background()))
+	}); got > 1 {
+		t.Errorf("%v allocations per Acquire and Release, want 1", got)
+	}
+}
+
 func TestARetriedRequestHasTheTokenThatItHas(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := New()

@@ -1,6 +1,19 @@
 package file
 
-import "syscall"
+import (
+	"os"
+	"strings"
+	"syscall"
+)
+
+// bootID identifies the time since the machine was started; empty: unknown.
+func bootID() string {
+	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(id))
+}
 
 // networkKind names the network file system that has path; empty: no known one.
 func networkKind(path string) string {

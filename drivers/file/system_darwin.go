@@ -5,6 +5,15 @@ import (
 	"syscall"
 )
 
+// bootID identifies the time since the machine was started; empty: unknown.
+func bootID() string {
+	id, err := syscall.Sysctl("kern.bootsessionuuid")
+	if err != nil {
+		return ""
+	}
+	return id
+}
+
 // networkKind names the network file system that has path; empty: no known one.
 func networkKind(path string) string {
 	var st syscall.Statfs_t
