@@ -1,6 +1,7 @@
 package redlocktest
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"math/rand/v2"
@@ -188,6 +189,59 @@ func TestSessionsThatAreCutPass(t *testing.T) {
 	}
 }
 
+// overForgetting opens clients whose servers forget leases, as a minority of a quorum's may. Such a lease is
+// lost when its client asks next, and keeps others out until then. forgets and asks plant bugs.
+func overForgetting(forgets, asks func(l *brokenLease)) Harness {
+	var mu sync.Mutex
+	var all []*brokenLease
+	h := overLinks(func(b *broken) {
+		acquire, renew, release := b.acquire, b.renew, b.release
+		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
+			l, err := acquire(ctx, req)
+			if err != nil {
+				return nil, err
+			}
+			got := &brokenLease{Lease: l, b: b, req: req, sent: *req}
+			mu.Lock()
+			defer mu.Unlock()
+			all = append(all, got)
+			return got, nil
+		}
+		b.release = func(ctx context.Context, l *brokenLease) error {
+			asks(l)
+			err := release(ctx, l)
+			if err == nil && l.over.Load() {
+				err = driver.ErrLost
+			}
+			return err
+		}
+		b.renew = func(ctx context.Context, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
+			if asks(l); l.over.Load() {
+				return driver.Grant{}, cmp.Or(release(ctx, l), error(driver.ErrLost))
+			}
+			return renew(ctx, l, r)
+		}
+	})
+	h.Faults = &Faults{Partition: h.Faults.Partition, Heal: h.Faults.Heal, ForgetEvery: time.Millisecond, Forget: func() error {
+		mu.Lock()
+		defer mu.Unlock()
+		for _, l := range all {
+			l.over.Store(true)
+			forgets(l)
+		}
+		all = nil
+		return nil
+	}}
+	return h
+}
+
+func soundly(*brokenLease) {}
+
+// inForgetting makes the harness for a bug where servers forget.
+func inForgetting(forgets, asks func(*brokenLease)) func(func(*broken)) Harness {
+	return func(func(*broken)) Harness { return overForgetting(forgets, asks) }
+}
+
 // sessionBugs show if a session is cut while other clients want its locks. The allowance for
 // lost sessions does not excuse them. One history may lack such a moment by chance; several do
 // not.
@@ -231,6 +285,14 @@ var sessionBugs = []bug{
 	})},
 	{name: "Lost is closed a second after Renew knows", want: "fault/session-lost", rule: "driver.Grant.Lost", over: inSession(func(c *tied) {
 		c.tell = func(lost chan struct{}) { time.AfterFunc(time.Second, func() { close(lost) }) }
+	})},
+	{name: "what servers forgot is free before its client is told", stress: true, want: "history/faults", rule: "exclusion", tries: 100, over: inForgetting(func(l *brokenLease) {
+		_ = l.Lease.Release(context.Background())
+	}, soundly)},
+	{name: "loses what no server forgot", stress: true, want: "history/faults", rule: "linearizability", tries: 100, over: inForgetting(soundly, func(l *brokenLease) {
+		if rand.N(8) == 0 {
+			l.over.Store(true)
+		}
 	})},
 	{name: "Lost is closed at the grant", stress: true, want: "basic/lost", rule: "driver.Grant.Lost", says: "after the grant", over: inSession(func(c *tied) {
 		c.tell = func(chan struct{}) {}

@@ -91,7 +91,8 @@
 // # Faults
 //
 // [Faults] are hooks with which a harness injects faults: kill, pause and restart servers, cut,
-// reset and slow connections, lose a reply. Each hook makes further cases run.
+// reset and slow connections, lose a reply, let servers forget. Each hook makes further cases run, or
+// is a fault of histories and of the stress.
 //
 // # Names
 //

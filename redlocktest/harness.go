@@ -151,6 +151,13 @@ type Faults struct {
 	// by pg_terminate_backend.
 	EndSession func(b driver.Backend) error
 
+	// Forget ends a minority of a quorum's servers and starts them again without their data. It is for
+	// quorums that guard against that: a lease may be lost early, and Lookup may not see it, but no other
+	// is granted before the loss is told. ForgetEvery is the least time between two calls: longer than
+	// such a server does not vote, so that there is a majority.
+	Forget      func() error
+	ForgetEvery time.Duration
+
 	_ struct{}
 }
 

@@ -86,7 +86,8 @@ type FaultCount struct {
 //   - For each key some order of all calls explains every answer (linearizability, by
 //     porcupine): no reader beside a writer, a writer's token above all before it, a reader's
 //     above all writers' before it. A session may have ended by a fault, or in a process, which
-//     tells it by Grant.Lost, for any reason.
+//     tells it by Grant.Lost, for any reason. A lease that servers forgot ([Faults].Forget) may be lost
+//     early, from then until its client is told; nobody else may have the lock before that.
 //   - A Lookup of a key that is held for the whole time of the call sees its holder.
 //
 // If the backend has the shared mode, every second key has readers: a share of the attempts that

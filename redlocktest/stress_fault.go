@@ -19,6 +19,7 @@ type stressFault struct {
 	begin, end int64 // end is zero while it lasts
 	effective  bool  // a call that was made into it shows it
 	hidden     bool  // a driver may hide it
+	forgets    bool  // servers lost their data
 }
 
 // A spoiler injects one kind of fault.
@@ -27,6 +28,7 @@ type spoiler struct {
 	global  bool
 	process bool          // it concerns a client in a process of its own
 	hidden  bool          // a driver may hide it: it repeats the call
+	forgets bool          // servers lose their data
 	rare    time.Duration // the least time between two of them
 	last    time.Time
 	// inject injects the fault for about d, makes a call into it, and reports whether that call
@@ -52,7 +54,7 @@ func (s *stress) spoil(over <-chan struct{}) {
 			continue
 		}
 		c := may[rng.IntN(len(may))]
-		f := &stressFault{name: sp.name, client: c.id, hidden: sp.hidden, begin: s.now()}
+		f := &stressFault{name: sp.name, client: c.id, hidden: sp.hidden, forgets: sp.forgets, begin: s.now()}
 		if sp.global {
 			f.client = allClients
 		}
@@ -79,7 +81,7 @@ func (s *stress) wait(over <-chan struct{}, d time.Duration) bool {
 	}
 }
 
-// spoilers returns the faults of the harness that keep the servers' data.
+// spoilers returns the faults of the harness. All but Forget keep the servers' data.
 func (s *stress) spoilers() (all []spoiler) {
 	h, f := s.h, s.h.Faults
 	add := func(there bool, sp spoiler) {
@@ -121,6 +123,12 @@ func (s *stress) spoilers() (all []spoiler) {
 	}})
 	add(f.Kill != nil && f.Restart != nil, spoiler{name: "kill the servers", global: true, rare: 5 * time.Second, inject: func(c *stressClient, d time.Duration) bool {
 		return s.during(c, d, f.Kill, func() error { return f.Restart(true) })
+	}})
+	add(f.Forget != nil, spoiler{name: "servers forget", global: true, hidden: true, forgets: true, rare: f.ForgetEvery, inject: func(c *stressClient, _ time.Duration) bool {
+		if err := f.Forget(); err != nil {
+			s.note("the harness could not let servers forget: %v", err)
+		}
+		return s.shows(s.ctx, c.b, s.callTime())
 	}})
 	if s.o.Processes > 0 && h.Process != nil {
 		add(true, spoiler{name: "kill a process", process: true, rare: time.Second, inject: func(c *stressClient, _ time.Duration) bool {
@@ -214,14 +222,13 @@ func withoutEffect(faults []FaultCount) (why string, hopeless bool) {
 // moment is how long after a fault a call may still show it.
 const moment = int64(20 * time.Millisecond)
 
-// cutFrom returns when a fault may have ended the session of a lease that was requested at this
-// time, before the lease was over; zero: no fault did. The client's next call reports the end
-// of the session, a moment after the fault.
-func (s *stress) cutFrom(client int, call, over int64) (from int64) {
+// since returns when the first of these faults may have ended a lease that was requested at this time,
+// before the lease was over; zero: none did. The client's next call tells it, a moment after the fault.
+func (s *stress) since(call, over int64, of func(*stressFault) bool) (from int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, f := range s.faults {
-		if f.client != client && f.client != allClients || f.begin > over {
+		if !of(f) || f.begin > over {
 			continue
 		}
 		if f.end == 0 || f.end+moment >= call {

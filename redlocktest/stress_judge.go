@@ -25,6 +25,8 @@ type tenure struct {
 	call, ret   int64 // of the grant
 	parts       [][2]int64
 	cut         int64 // since when its session may have ended: by a fault, or in a process by what the stress does not see; zero: it has not
+	forgot      int64 // since when servers may have forgotten it; zero: they have not
+	told        int64 // when its client was told first that it is lost; zero: never
 	over        int64 // when the lease was certainly over on the server, or the end of the record
 }
 
@@ -90,10 +92,13 @@ func (s *stress) tenures(ops []porcupine.Operation, end int64) (all []tenure) {
 			continue
 		}
 		t := tenure{in: in, who: in.who, client: op.ClientId, fence: out.fence, call: op.Call, ret: op.Return, over: end}
-		until := int64(math.MaxInt64)
+		until, asked := int64(math.MaxInt64), int64(0) // asked: when the call was made that told the loss
 		t.parts = [][2]int64{{op.Return, expiry(out)}}
 		for _, o := range ops {
 			in, out := o.Input.(input), o.Output.(output)
+			if tells := in.kind == renewOp || in.kind == releaseOp; tells && in.who == t.who && out.verdict == lost && (t.told == 0 || o.Return < t.told) {
+				t.told, asked = o.Return, o.Call
+			}
 			switch {
 			case in.who != t.who:
 			case in.kind == renewOp && out.verdict != lost:
@@ -115,9 +120,13 @@ func (s *stress) tenures(ops []porcupine.Operation, end int64) (all []tenure) {
 			}
 		}
 		if s.session() {
-			if cut := s.cutFrom(t.client, t.call, t.over); cut > 0 {
+			if cut := s.since(t.call, t.over, func(f *stressFault) bool { return f.client == t.client || f.client == allClients }); cut > 0 {
 				t.cut, until = cmp.Or(t.cut, cut), min(until, cut)
 			}
+		}
+		t.forgot = s.since(t.call, t.over, func(f *stressFault) bool { return f.forgets })
+		if t.forgot > 0 && t.told > 0 { // until then nobody else may have it, though servers forgot it
+			until = min(until, asked)
 		}
 		for i := range t.parts {
 			t.parts[i][1] = min(t.parts[i][1], until)
@@ -207,7 +216,8 @@ func unseen(ops []porcupine.Operation, all []tenure) *stressFinding {
 			continue
 		}
 		for _, t := range all {
-			if slices.ContainsFunc(t.parts, func(p [2]int64) bool { return p[0] <= op.Call && op.Return <= p[1] }) {
+			inPart := func(p [2]int64) bool { return p[0] <= op.Call && op.Return <= p[1] }
+			if t.forgot == 0 && slices.ContainsFunc(t.parts, inPart) {
 				return &stressFinding{inspecting, fmt.Sprintf("Lookup sees no holder from %s to %s, when client %d has the lock with token %d",
 					stamp(op.Call), stamp(op.Return), t.client, t.fence), append(attempts(ops, t.who), op)}
 			}
@@ -279,13 +289,14 @@ func (s *stress) whole(ops []porcupine.Operation, all []tenure, end int64) []por
 	return full
 }
 
-// ends returns the events that may have ended a lease whose attempt is among the calls: its TTL, and the
-// end of its session, which its client notices, and the server, perhaps later.
+// ends returns the events that may have ended a lease whose attempt is among the calls: its TTL; servers
+// that forgot it, if its client was told the loss; and the end of its session, which its client notices,
+// and the server, perhaps later.
 func (t *tenure) ends(ops []porcupine.Operation) (events []porcupine.Operation) {
-	event := func(k kind, cut bool, from int64) {
+	event := func(k kind, cut bool, from, to int64) {
 		in := t.in
 		in.kind, in.cut = k, cut
-		events = append(events, porcupine.Operation{ClientId: t.client, Input: in, Call: from, Output: output{verdict: unknown}, Return: t.over})
+		events = append(events, porcupine.Operation{ClientId: t.client, Input: in, Call: from, Output: output{verdict: unknown}, Return: to})
 	}
 	there, last, confirmed := false, int64(math.MaxInt64), int64(0)
 	for _, o := range ops {
@@ -305,11 +316,14 @@ func (t *tenure) ends(ops []porcupine.Operation) (events []porcupine.Operation) 
 	}
 	// Not before the last call that found the lease valid: the search need not try that.
 	if last = max(last, confirmed+1); last < t.over {
-		event(loseOp, false, last)
+		event(loseOp, false, last, t.over)
+	}
+	if from := max(t.forgot, confirmed+1); t.forgot > 0 && from < min(t.told, last) {
+		event(loseOp, false, from, t.told)
 	}
 	if t.cut > 0 {
-		event(loseOp, true, t.cut)
-		event(reapOp, true, t.cut)
+		event(loseOp, true, t.cut, t.over)
+		event(reapOp, true, t.cut, t.over)
 	}
 	return events
 }

@@ -2,6 +2,7 @@ package redlocktest_test
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"strings"
@@ -62,6 +63,22 @@ var harnesses = map[string]func(t *testing.T) redlocktest.Harness{
 		h, nodes := through(url, all...), server.Group{Nodes: all}
 		h.Faults.Kill, h.Faults.Restart = nodes.KillMajority, nodes.StartAgain
 		h.Faults.Pause, h.Faults.Resume = nodes.Pause, nodes.Resume
+		return h
+	},
+	"guarded redlock": func(t *testing.T) redlocktest.Harness {
+		var all []*server.Server
+		url := "redlock:restart_guard=2s,bootstrap=true"
+		for range 5 {
+			all = append(all, server.Redis(t))
+			url += "," + all[len(all)-1].URL()
+		}
+		h, nodes, forgets := through(url, all...), server.Group{Nodes: all}, 0
+		h.Faults.Pause, h.Faults.Resume = nodes.Pause, nodes.Resume
+		h.Faults.ForgetEvery, h.Faults.Forget = 3*time.Second, func() error {
+			forgets++
+			a, b := all[forgets%5], all[(forgets+1)%5]
+			return errors.Join(a.Kill(), b.Kill(), a.Start(), b.Start())
+		}
 		return h
 	},
 	"postgres": func(t *testing.T) redlocktest.Harness {

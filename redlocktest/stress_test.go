@@ -23,6 +23,7 @@ func TestStressOfSoundBackends(t *testing.T) {
 	t.Parallel()
 	sound := maps.Clone(soundHarnesses)
 	sound["sessions"] = func() Harness { return overSessions(func(*tied) {}) }
+	sound["forgetting"] = func() Harness { return overForgetting(soundly, soundly) }
 	delete(sound, "slow link") // it waits with a mutex locked, which no virtual time survives
 	for name, make := range sound {
 		t.Run(name, func(t *testing.T) {
