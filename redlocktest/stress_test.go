@@ -157,6 +157,21 @@ func TestAStressThatShowsNothingFails(t *testing.T) {
 	}
 }
 
+// TestAHistoryOnABusyMachineIsShorter: it ends with the calls that were made in its time.
+func TestAHistoryOnABusyMachineIsShorter(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		h := brokenHarness(afterAcquire(func(_ context.Context, _ *broken, _ *driver.Request, l driver.Lease, err error) (driver.Lease, error) {
+			<-time.After(300 * time.Millisecond)
+			return l, err
+		}))
+		h.TTL, h.Only, h.Timeout = 5*time.Second, "history", time.Minute
+		if err := Check(h); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // TestAWaitThatItsDeadlineEndsMayHaveHadTheLock: the driver's timer may be a moment before the
 // context's, and until the attempt is undone others see it as the holder.
 func TestAWaitThatItsDeadlineEndsMayHaveHadTheLock(t *testing.T) {
