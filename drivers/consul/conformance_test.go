@@ -99,6 +99,8 @@ func TestConformance(t *testing.T) {
 
 func TestStress(t *testing.T) { system.Stress(t) }
 
+func TestAllServersLosePower(t *testing.T) { system.Syncs(t) }
+
 func TestTokensRiseThroughTheLossOfLeaders(t *testing.T) { system.Leaders(t) }
 
 func TestChangingBackends(t *testing.T) {

@@ -73,15 +73,6 @@ func client(t testing.TB, g *server.Group) (*api.Client, *counter) {
 	return c, &n
 }
 
-// refusal is the reason of a refusal, and empty for any other error.
-func refusal(err error) string {
-	var no *driver.RefusedError
-	if errors.As(err, &no) {
-		return no.Reason
-	}
-	return ""
-}
-
 func TestURLsAreChecked(t *testing.T) {
 	for url, part := range map[string]string{
 		"consul://a/b//c":                     "path",
@@ -197,7 +188,7 @@ func TestDataOfOthersStays(t *testing.T) {
 	b := open(t, url)
 	_, err := c.KV().Put(&api.KVPair{Key: b.Path("k"), Value: []byte("data")}, nil)
 	must(t, err)
-	if _, err := drivertest.Acquire(t, b, drivertest.NewRequest("k", time.Minute)); !strings.Contains(refusal(err), "another program") {
+	if _, err := drivertest.Acquire(t, b, drivertest.NewRequest("k", time.Minute)); !strings.Contains(drivertest.Refusal(err), "another program") {
 		t.Errorf("Acquire: %v", err)
 	}
 	if p, _, err := c.KV().Get(b.Path("k"), nil); err != nil || p == nil || string(p.Value) != "data" {
@@ -369,7 +360,7 @@ func TestServersThatRefuse(t *testing.T) {
 	} {
 		b := open(t, url)
 		_, err := drivertest.Acquire(t, b, drivertest.NewRequest("k", b.Info().MinTTL))
-		if !strings.Contains(refusal(err), says) || strings.Contains(fmt.Sprint(err, b), "5ec4e") {
+		if !strings.Contains(drivertest.Refusal(err), says) || strings.Contains(fmt.Sprint(err, b), "5ec4e") {
 			t.Errorf("%s: %v", url, err)
 		}
 		found, err := b.Check(t.Context())
@@ -394,7 +385,7 @@ func TestOldServers(t *testing.T) {
 	b, err := consul.New(c, &consul.Options{Path: t.Name()})
 	must(t, err)
 	defer b.Close() //nolint:errcheck // of a test
-	if _, err := drivertest.Acquire(t, b, drivertest.NewRequest("k", time.Minute)); !strings.Contains(refusal(err), "older than Consul 1.14") {
+	if _, err := drivertest.Acquire(t, b, drivertest.NewRequest("k", time.Minute)); !strings.Contains(drivertest.Refusal(err), "older than Consul 1.14") {
 		t.Errorf("Acquire: %v", err)
 	}
 	if d := drivertest.AwaitFinding(t, b, "refused"); !strings.Contains(d.Summary, "older than Consul 1.14") {

@@ -36,7 +36,7 @@
 // By default a server writes to its disk only every two minutes. A lock then survives the end of a
 // server's process, and the loss of a minority of the machines. If most of them may lose power at the
 // same time, set "sync_interval: always" in their jetstream block: else acknowledged locks can be
-// forgotten, and given away twice.
+// forgotten, and given away twice, with the same tokens.
 //
 // # Waiting
 //

@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -19,38 +21,6 @@ import (
 	"github.com/redlock-go/redlock/redlocktest/fault"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
-
-// A client that freed a lock in a bucket before takes nobody's lock in the bucket that was made anew,
-// though the numbers of its messages begin again.
-func TestAFreedLockOfAnotherBucket(t *testing.T) {
-	g := server.NATS(t, 1)
-	a, b := open(t, urlOf(g.Addrs())), open(t, urlOf(g.Addrs()))
-	for range 2 {
-		drivertest.Release(t, drivertest.Grant(t, a, drivertest.NewRequest("k", time.Minute)))
-	}
-	must(t, jetStream(g, func(ctx context.Context, js jetstream.JetStream) error { return js.DeleteStream(ctx, "KV_dlock") }))
-	for _, key := range []string{"x", "y", "z", "k"} {
-		drivertest.Grant(t, b, drivertest.NewRequest(key, time.Minute))
-	}
-	if _, err := drivertest.Acquire(t, a, drivertest.NewRequest("k", time.Minute)); drivertest.Verdict(err) != "held" {
-		t.Errorf("a lock that another has: %v", err)
-	}
-}
-
-// A waiter of a bucket that was deleted does not wait for ever.
-func TestWaitersOfADeletedBucket(t *testing.T) {
-	g := server.NATS(t, 1)
-	a, b := open(t, urlOf(g.Addrs())), open(t, urlOf(g.Addrs()))
-	drivertest.Grant(t, a, drivertest.NewRequest("k", time.Minute))
-	granted := drivertest.Waiter(t, b, drivertest.NewRequest("k", time.Minute))
-	drivertest.AwaitWaiters(t, a, "k", 1)
-	must(t, jetStream(g, func(ctx context.Context, js jetstream.JetStream) error { return js.DeleteStream(ctx, "KV_dlock") }))
-	select {
-	case <-granted: // in the bucket that was made anew
-	case <-time.After(time.Minute):
-		t.Fatal("it waits")
-	}
-}
 
 // A leader that has lost the others, and does not know it yet, says of no lock that it is held.
 func TestALeaderThatWasCutOff(t *testing.T) {
@@ -199,8 +169,7 @@ func TestARemovedWaiterComesAgain(t *testing.T) {
 	drivertest.Release(t, <-granted)
 }
 
-// A client that takes a lock again and again gives it to a waiter of which it heard while it had no
-// lock.
+// A client that takes a lock again and again gives it to a waiter.
 func TestAWaiterAmongManyGrants(t *testing.T) {
 	g := server.NATS(t, 1)
 	p := fault.NewProxy(t, g.Addrs()[0])
@@ -274,4 +243,29 @@ func TestAttemptsWithoutAConnection(t *testing.T) {
 			t.Fatalf("a lock of nobody: %+v", s.Holders)
 		}
 	}
+}
+
+// Servers that lose power have what they synced. By default that is what they had up to two minutes ago, so
+// a lock that was granted can be granted again.
+func TestAllServersLosePower(t *testing.T) {
+	server.Deep(t)
+	dir := t.TempDir()
+	must(t, os.WriteFile(dir+"/conf", []byte("jetstream { sync_interval: always }"), 0o600))
+	system.Syncs(t, server.WithArgs("-c", dir+"/conf"))
+	g := server.NATS(t, 3)
+	b := open(t, urlOf(g.Addrs()))
+	drivertest.Release(t, drivertest.Grant(t, b, drivertest.NewRequest("first", time.Minute))) // it makes the bucket
+	must(t, g.Kill())
+	for _, s := range g.Nodes {
+		must(t, os.CopyFS(filepath.Join(dir, s.Addr()), os.DirFS(s.Dir()+"/data")))
+	}
+	must(t, g.Start())
+	drivertest.Grant(t, b, drivertest.NewRequest("k", time.Hour))
+	must(t, g.Kill())
+	for _, s := range g.Nodes {
+		must(t, os.RemoveAll(s.Dir()+"/data"))
+		must(t, os.CopyFS(s.Dir()+"/data", os.DirFS(filepath.Join(dir, s.Addr()))))
+	}
+	must(t, g.Start())
+	drivertest.Grant(t, b, drivertest.NewRequest("k", time.Hour))
 }

@@ -21,15 +21,6 @@ import (
 
 var must = drivertest.Must
 
-// refusal is the reason of a refusal, and empty for any other error.
-func refusal(err error) string {
-	var no *driver.RefusedError
-	if errors.As(err, &no) {
-		return no.Reason
-	}
-	return ""
-}
-
 func acquire(t testing.TB, b driver.Backend, key string) (driver.Lease, error) {
 	return b.Acquire(t.Context(), drivertest.NewRequest(key, time.Minute))
 }
@@ -63,7 +54,7 @@ func TestBucketsThatForgetAreRefused(t *testing.T) {
 		return err
 	}))
 	_, err := acquire(t, open(t, "nats://"+g.Addrs()[0]+"/theirs"), "k")
-	if !strings.Contains(refusal(err), `"theirs" was not made by this driver`) {
+	if !strings.Contains(drivertest.Refusal(err), `"theirs" was not made by this driver`) {
 		t.Errorf("another program's bucket: %v", err)
 	}
 	first, err := acquire(t, open(t, urlOf(g.Addrs())), "k")
@@ -81,7 +72,7 @@ func TestBucketsThatForgetAreRefused(t *testing.T) {
 			before.Metadata = map[string]string{"dlock-layout": "1", "dlock-epoch": c.Metadata["dlock-epoch"]}
 			spoil(c)
 		}))
-		if _, err := acquire(t, open(t, urlOf(g.Addrs())), "k"); !strings.Contains(refusal(err), says) {
+		if _, err := acquire(t, open(t, urlOf(g.Addrs())), "k"); !strings.Contains(drivertest.Refusal(err), says) {
 			t.Errorf("%q: %v", says, err)
 		}
 		must(t, change(g, func(c *jetstream.StreamConfig) { *c = before }))
@@ -102,27 +93,42 @@ func TestServersThatRefuse(t *testing.T) {
 			s := startWith(t, c.conf)
 			b := open(t, "nats://"+c.user+s.Addr()+"?call_timeout=3s")
 			_, err := acquire(t, b, "k")
-			if !strings.Contains(refusal(err), c.says) || strings.Contains(fmt.Sprint(err), "wrong@") {
+			if !strings.Contains(drivertest.Refusal(err), c.says) || strings.Contains(fmt.Sprint(err), "wrong@") {
 				t.Errorf("%v", err)
 			}
 		})
 	}
 }
 
-// A lease whose bucket was deleted is lost, and the bucket that is made anew gives larger tokens.
-func TestADeletedBucketLosesItsLocks(t *testing.T) {
+// A bucket that was deleted is made anew: its leases are lost, and its waiters go on in the new one, whose
+// tokens are larger. A client that freed a lock in the old one takes nobody's lock in the new one, though
+// the numbers of the messages begin again.
+func TestADeletedBucket(t *testing.T) {
 	g := server.NATS(t, 1)
-	b := open(t, urlOf(g.Addrs()))
-	l, err := acquire(t, b, "k")
-	must(t, err)
+	a, b := open(t, urlOf(g.Addrs())), open(t, urlOf(g.Addrs()))
+	for range 2 {
+		drivertest.Release(t, drivertest.Grant(t, a, drivertest.NewRequest("k", time.Minute)))
+	}
+	old := drivertest.Grant(t, b, drivertest.NewRequest("old", time.Minute))
+	granted := drivertest.Waiter(t, a, drivertest.NewRequest("old", time.Minute))
+	drivertest.AwaitWaiters(t, b, "old", 1)
 	must(t, jetStream(g, func(ctx context.Context, js jetstream.JetStream) error { return js.DeleteStream(ctx, "KV_dlock") }))
-	if _, err := l.Renew(t.Context(), &driver.Renewal{TTL: time.Minute}); !errors.Is(err, driver.ErrLost) {
+	if _, err := old.Renew(t.Context(), &driver.Renewal{TTL: time.Minute}); !errors.Is(err, driver.ErrLost) {
 		t.Errorf("Renew: %v", err)
 	}
-	next, err := drivertest.Acquire(t, b, drivertest.NewRequest("k", time.Minute))
-	must(t, err)
-	if next.Grant().Fence <= l.Grant().Fence {
-		t.Errorf("token %d after %d", next.Grant().Fence, l.Grant().Fence)
+	for _, key := range []string{"x", "y", "z", "k"} {
+		drivertest.Grant(t, b, drivertest.NewRequest(key, time.Minute))
+	}
+	if _, err := drivertest.Acquire(t, a, drivertest.NewRequest("k", time.Minute)); drivertest.Verdict(err) != "held" {
+		t.Errorf("a lock that another has: %v", err)
+	}
+	select {
+	case l := <-granted:
+		if l.Grant().Fence <= old.Grant().Fence {
+			t.Errorf("token %d after %d", l.Grant().Fence, old.Grant().Fence)
+		}
+	case <-time.After(time.Minute):
+		t.Fatal("a waiter of the old bucket waits")
 	}
 }
 
@@ -145,15 +151,11 @@ func TestCheckTellsWhatIsWeak(t *testing.T) {
 		_, err = js.CreateStream(ctx, c)
 		return err
 	}))
-	found, err := open(t, urlOf(g.Addrs())).Check(t.Context())
-	must(t, err)
-	codes := map[string]driver.Severity{}
-	for _, d := range found {
-		codes[d.Code] = d.Severity
+	b := open(t, urlOf(g.Addrs()))
+	if found := drivertest.AwaitFinding(t, b, "memory-storage"); found.Severity != driver.SeverityUnsafe {
+		t.Errorf("%+v", found)
 	}
-	if codes["memory-storage"] != driver.SeverityUnsafe || codes["few-replicas"] != driver.SeverityWarning {
-		t.Errorf("findings: %+v", found)
-	}
+	drivertest.AwaitFinding(t, b, "few-replicas")
 }
 
 // An application's own connection is used, and stays open. TLS is asked for by the scheme.

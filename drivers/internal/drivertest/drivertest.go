@@ -24,6 +24,14 @@ func Must(t testing.TB, err error) {
 	}
 }
 
+// Refusal is the reason of a refusal, and empty for any other error.
+func Refusal(err error) string {
+	if no := (*driver.RefusedError)(nil); errors.As(err, &no) {
+		return no.Reason
+	}
+	return ""
+}
+
 // Verdict names what an error of a backend says: "granted" (nil), "held", "lost", "refused",
 // "invalid" or "closed", and "unknown" for any other.
 func Verdict(err error) string {

@@ -3,11 +3,16 @@
 package clustertest
 
 import (
+	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"flag"
 	"fmt"
 	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -176,6 +181,48 @@ func (s *System) Leaders(t *testing.T) {
 		drivertest.Must(t, s.Resume())
 	}
 	step("all restarted", g.Kill, g.Start)
+}
+
+// Syncs checks that two of three servers sync each lock to their disks before it is granted, so that all
+// of them may lose power, and that the end of all their processes costs no lock. It needs strace. (It is
+// deep.)
+func (s *System) Syncs(t *testing.T, opts ...server.Option) {
+	server.Deep(t)
+	g := s.Servers(t, 3, opts...)
+	b := Open(t, s.URL("", g.Addrs()))
+	drivertest.Grant(t, b, drivertest.NewRequest("first", time.Hour)) // all is there that locks need
+	file := filepath.Join(t.TempDir(), "syncs")
+	args := []string{"-f", "-e", "trace=fsync,fdatasync", "-o", file}
+	for _, s := range g.Nodes {
+		args = append(args, "-p", strconv.Itoa(s.Pid()))
+	}
+	trace := exec.Command("strace", args...)
+	said, err := trace.StderrPipe()
+	drivertest.Must(t, err)
+	err = trace.Start()
+	in := bufio.NewReader(said)
+	for i := 0; err == nil && i < len(g.Nodes); i++ { // a line says that it has attached
+		_, err = in.ReadString('\n')
+	}
+	if err != nil {
+		t.Skip(err)
+	}
+	const locks = 20
+	for i := range locks { // one after the other: a sync is of one lock
+		drivertest.Grant(t, b, drivertest.NewRequest(strconv.Itoa(i), time.Hour))
+	}
+	drivertest.Must(t, trace.Process.Signal(os.Interrupt))
+	_ = trace.Wait() // it says that it was interrupted
+	text, err := os.ReadFile(file)
+	drivertest.Must(t, err)
+	if n := bytes.Count(text, []byte("sync(")); n < 2*locks {
+		t.Errorf("%d syncs for %d locks", n, locks)
+	}
+	drivertest.Must(t, g.Kill())
+	drivertest.Must(t, g.Start())
+	if _, err := drivertest.Acquire(t, b, drivertest.NewRequest("0", time.Hour)); drivertest.Verdict(err) != "held" {
+		t.Errorf("after the end of all processes: %v", err)
+	}
 }
 
 // Change checks that a program that changes to the backend of a URL, or from it, excludes those that
