@@ -129,13 +129,17 @@ func (a *attempt) granted(st *state, from time.Time) *lease {
 
 // abandon gives the attempt up, and in the background what it may have.
 func (a *attempt) abandon() {
-	a.b.calls.Undo(time.Time{}, func(call *base.Call) error {
-		err := a.clean(call)
-		if err == nil && a.s != nil {
-			a.s.leave()
-		}
-		return err
-	})
+	if a.id != "" || a.doubt != nil {
+		a.b.calls.Undo(time.Time{}, func(call *base.Call) error {
+			err := a.clean(call)
+			if err == nil {
+				a.abandon()
+			}
+			return err
+		})
+	} else if a.s != nil {
+		a.s.leave()
+	}
 }
 
 // clean leaves the queue, passes on a lock that it may have got, and sees to it that no transaction

@@ -1,17 +1,24 @@
 package consul
 
 import (
+	"errors"
 	"fmt"
+	"io"
 	"math"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/hashicorp/consul/api"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 )
 
 // TTLs are rounded up to few classes, by a quarter at most.
@@ -57,3 +64,40 @@ func TestAnIndexOutOfRange(t *testing.T) {
 		t.Errorf("%v; seen %d", err, b.(*Backend).seen.Load())
 	}
 }
+
+// An attempt that left nothing is not undone: in an outage, Close would take it for an answer of a server,
+// and wait for all that cannot be undone.
+func TestCloseInAnOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var outage atomic.Pointer[net.OpError]
+		outage.Store(&net.OpError{Op: "read", Err: errors.New("connection reset")})
+		c, err := api.NewClient(&api.Config{HttpClient: &http.Client{Transport: transport(func(r *http.Request) (*http.Response, error) {
+			if strings.HasSuffix(r.URL.Path, "/txn") {
+				return nil, outage.Load()
+			}
+			return &http.Response{StatusCode: http.StatusOK, Header: http.Header{}, Body: io.NopCloser(strings.NewReader(`{"ID":"s"}`))}, nil
+		})}})
+		drivertest.Must(t, err)
+		b, err := New(c, nil)
+		drivertest.Must(t, err)
+		attempt := func() { _, _ = b.Acquire(t.Context(), drivertest.NewRequest("k", time.Minute)) }
+		var wg sync.WaitGroup
+		for range 20 {
+			wg.Go(attempt) // in doubt
+		}
+		wg.Wait()
+		outage.Store(&net.OpError{Op: "dial", Err: errors.New("connection refused")})
+		for from := time.Now(); time.Since(from) < time.Minute; {
+			attempt() // sent to no server
+		}
+		from := time.Now()
+		drivertest.Must(t, b.Close())
+		if took := time.Since(from); took > 3*time.Second {
+			t.Errorf("Close takes %v", took)
+		}
+	})
+}
+
+type transport func(*http.Request) (*http.Response, error)
+
+func (f transport) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
