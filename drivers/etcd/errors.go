@@ -20,6 +20,9 @@ func code(err error) codes.Code {
 	if errors.As(err, &e) {
 		return e.Code()
 	}
+	if c := status.FromContextError(err).Code(); c != codes.Unknown {
+		return c // of a time limit of the driver's own: base.Call knows the caller's
+	}
 	return status.Code(err)
 }
 

@@ -2,6 +2,7 @@ package etcd_test
 
 import (
 	"context"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -19,6 +20,13 @@ func TestAnErrorSaysEachFactOnce(t *testing.T) {
 	way := fault.NewProxy(t, single(t).Addrs()[0])
 	b := open(t, "etcd://"+way.Addr()+"/"+t.Name()+"?call_timeout=500ms")
 	drivertest.RunErrors(t, b, "etcd", func() error { way.Pause(); return nil }, func() error { way.Resume(); return nil })
+	way.Pause()
+	defer way.Resume()
+	r := drivertest.NewRequest("waited for", time.Minute)
+	r.Wait = true
+	if _, err := b.Acquire(t.Context(), r); err == nil || strings.Contains(err.Error(), "context") {
+		t.Errorf("the caller's context goes on, and a wait ends with %v", err)
+	}
 }
 
 // TestAnAnswerOfAnotherFormIsUnknown: a server that leaves out what was asked for does not end the process.
