@@ -59,8 +59,8 @@ var _ driver.Backend = (*Backend)(nil)
 // retries are harmless: one attempt may run a script twice. The client's timeouts apply as well
 // as the backend's; set ContextTimeoutEnabled so that calls to a hanging server end in time.
 //
-// New refuses a *redis.Ring, because its keys move to other shards when a shard leaves. It also
-// refuses a wrapper without a go-redis client in its fields, because it may hide a Ring.
+// New refuses anything but a *redis.Client and a *redis.ClusterClient: the keys of a *redis.Ring move
+// to other shards when a shard leaves, and a wrapper may hide a Ring. Pass the client that it holds.
 func New(c redis.UniversalClient, o *Options) (*Backend, error) {
 	if o == nil {
 		o = &Options{}
@@ -71,33 +71,26 @@ func New(c redis.UniversalClient, o *Options) (*Backend, error) {
 		CallTimeout: o.CallTimeout, Notify: o.Notify,
 		Guard: o.RestartGuard, Bootstrap: o.Bootstrap, Durable: o.Durable, WaitReplicas: o.WaitReplicas, ForeignGap: o.ForeignGap,
 	}
-	if c == nil {
+	if c == nil || reflect.ValueOf(c).IsZero() {
 		return nil, driver.Invalid("client", "is nil")
 	}
-	lib.inner = inside(reflect.ValueOf(c), 4)
-	switch c := lib.inner.(type) {
-	case nil:
-		return nil, driver.Invalid("client", "%T has no client of go-redis in its fields: pass the *redis.Client or *redis.ClusterClient, or a struct that holds it", lib.redis)
-	case *redis.Ring:
-		return nil, driver.Invalid("client", "a redis.Ring moves keys when a shard leaves, and with them the locks: use a Client or a ClusterClient")
+	switch c := c.(type) {
 	case *redis.Client:
-		if c == nil {
-			return nil, driver.Invalid("client", "is nil")
-		}
 		opt := c.Options()
 		cfg.Addr, cfg.DB = address(opt), opt.DB
 		cfg.Failover = opt.Addr == "FailoverClient"
 		lib.secrets = []string{opt.Password}
 		lib.once = opt.MaxRetries <= 0
 	case *redis.ClusterClient:
-		if c == nil {
-			return nil, driver.Invalid("client", "is nil")
-		}
 		opt := c.Options()
 		cfg.Addr = scheme(opt.TLSConfig != nil) + strings.Join(opt.Addrs, ",")
 		cfg.Cluster, cfg.Failover = true, true
 		lib.secrets = []string{opt.Password}
 		lib.once = opt.MaxRetries <= 0 && opt.MaxRedirects < 0
+	case *redis.Ring:
+		return nil, driver.Invalid("client", "a redis.Ring moves keys when a shard leaves, and with them the locks: use a Client or a ClusterClient")
+	default:
+		return nil, driver.Invalid("client", "is a %T: pass the *redis.Client or *redis.ClusterClient that it holds", c)
 	}
 	cfg.Repeats = !lib.once
 	node, err := redisnode.New(cfg)
@@ -105,33 +98,6 @@ func New(c redis.UniversalClient, o *Options) (*Backend, error) {
 		return nil, err
 	}
 	return &Backend{node}, nil
-}
-
-// inside returns v if it is a client of go-redis, or a client in the fields of the wrapper v,
-// down to this many levels; nil if there is none.
-func inside(v reflect.Value, depth int) any {
-	if !v.IsValid() || depth < 0 {
-		return nil
-	}
-	switch v.Type() {
-	case reflect.TypeFor[*redis.Client]():
-		return (*redis.Client)(v.UnsafePointer())
-	case reflect.TypeFor[*redis.ClusterClient]():
-		return (*redis.ClusterClient)(v.UnsafePointer())
-	case reflect.TypeFor[*redis.Ring]():
-		return (*redis.Ring)(v.UnsafePointer())
-	}
-	switch v.Kind() {
-	case reflect.Pointer, reflect.Interface:
-		return inside(v.Elem(), depth-1)
-	case reflect.Struct:
-		for i := range v.NumField() {
-			if found := inside(v.Field(i), depth-1); found != nil {
-				return found
-			}
-		}
-	}
-	return nil
 }
 
 func scheme(tls bool) string {

@@ -16,10 +16,9 @@ import (
 
 // client adapts go-redis to redisnode's interface.
 type client struct {
-	redis redis.UniversalClient
-	inner any  // the *redis.Client or *redis.ClusterClient that it is, or wraps
-	once  bool // it never retries: after a dial error nothing was sent
-	own   bool // Close closes it
+	redis redis.UniversalClient // a *redis.Client or *redis.ClusterClient
+	once  bool                  // it never retries: after a dial error nothing was sent
+	own   bool                  // Close closes it
 
 	reloading atomic.Bool  // a reload is under way
 	reloaded  atomic.Int64 // when the last reload ended, as a Unix time in ns
@@ -130,7 +129,7 @@ func (c *client) result(cmd *redis.Cmd) (any, error) {
 // timeout if the first is the one that hangs. So each attempt has a short limit, twice that of
 // the one before, in case the nodes are slow.
 func (c *client) reload(err error) {
-	cluster, ok := c.inner.(*redis.ClusterClient)
+	cluster, ok := c.redis.(*redis.ClusterClient)
 	if !ok || err == nil || time.Since(time.Unix(0, c.reloaded.Load())) < reloadPause {
 		return
 	}
@@ -177,7 +176,7 @@ func (c *client) translate(err error) error {
 
 // Servers returns every primary.
 func (c *client) Servers(ctx context.Context) (servers []redisnode.Server, err error) {
-	switch r := c.inner.(type) {
+	switch r := c.redis.(type) {
 	case *redis.ClusterClient:
 		var one sync.Mutex
 		err = r.ForEachMaster(ctx, func(_ context.Context, shard *redis.Client) error {
@@ -244,7 +243,7 @@ func flat(reply any) any {
 // that; so it is closed, and redisnode opens another.
 func (c *client) Subscribe(ctx context.Context, sink redisnode.Sink, key, channel string) (redisnode.Subscription, error) {
 	s := &subscription{client: c, channel: channel, sink: sink}
-	if cluster, ok := c.inner.(*redis.ClusterClient); ok {
+	if cluster, ok := c.redis.(*redis.ClusterClient); ok {
 		primary, err := cluster.MasterForKey(ctx, key)
 		if err != nil {
 			c.reload(err)

@@ -31,7 +31,7 @@ func nobody(t *testing.T) string {
 func TestEveryCallOfARefusedBatchSaysSo(t *testing.T) {
 	r := redis.NewClient(&redis.Options{MaxRetries: -1, Addr: nobody(t)})
 	t.Cleanup(func() { _ = r.Close() })
-	c := &client{redis: r, inner: r, once: true, own: true}
+	c := &client{redis: r, once: true, own: true}
 	plain := func() *redisnode.Call { return &redisnode.Call{SHA: strings.Repeat("0", 40), Keys: []string{"k"}} }
 	behind := func() *redisnode.Call {
 		return &redisnode.Call{Text: "return {1}", Keys: []string{"k"}, Behind: "mark"}
@@ -73,7 +73,7 @@ func TestTheSlotsAreReloadedDespiteAHangingNode(t *testing.T) {
 		},
 	})
 	t.Cleanup(func() { _ = r.Close() })
-	c := &client{redis: r, inner: r, once: true, own: true}
+	c := &client{redis: r, once: true, own: true}
 	for begun := time.Now(); ; {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		call := &redisnode.Call{Text: "return 1", Keys: []string{"k"}}

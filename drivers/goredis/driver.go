@@ -22,8 +22,7 @@ var _ driver.Driver = Driver{}
 // locks. Its only I/O is reading certificates.
 func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 	node, err := redisnode.Open("redis", cfg, func(t *redisurl.Target, conns *resp.Conns) redisnode.Client {
-		c := open(t, conns)
-		return &client{redis: c, inner: c, once: true, own: true, secrets: []string{t.Password, t.SentinelPassword}}
+		return &client{redis: open(t, conns), once: true, own: true, secrets: []string{t.Password, t.SentinelPassword}}
 	})
 	if err != nil {
 		return nil, err
