@@ -44,10 +44,7 @@ type attempt struct {
 
 // attempt makes an attempt. What it has in common with those of other nodes is in common, unless that is nil.
 func (n *Node) attempt(req *driver.Request, common *atomic.Value) *attempt {
-	t, _ := n.attempts.Get().(*attempt)
-	if t == nil {
-		t = new(attempt)
-	}
+	t := reused[attempt](&n.attempts)
 	t.node, t.part, t.owner, t.ttl = n, t, req.Owner, req.TTL
 	if req.Tokens > 1 && req.Mode == driver.Exclusive { // a reader gets one
 		t.tokens, t.owner = req.Tokens, base.Ranged(req.Owner, req.Tokens)
@@ -87,14 +84,6 @@ func (n *Node) attempt(req *driver.Request, common *atomic.Value) *attempt {
 	return t
 }
 
-// free returns t for reuse: nothing refers to it any more, and its calls are answered.
-func (t *attempt) free() {
-	n, wake := t.node, t.ask.first.wake
-	*t = attempt{}
-	t.ask.first.wake = wake
-	n.attempts.Put(t)
-}
-
 func (t *attempt) args(p *process, args []string) []string {
 	t.last.process, t.last.notAfter = p, p.clock.at(t.deadline)
 	args = append(args, strconv.FormatInt(t.last.notAfter, 10), t.owner, t.span.px, t.texts.Value[len(t.owner)+1:], t.span.life)
@@ -128,7 +117,7 @@ func (t *attempt) end(ctx context.Context, err error) (driver.Lease, error) {
 			n.cleanUp(ctx, unsettled{key, t.owner + "|", t.shared, t.last.life, t.place, t.late, t.quorum != nil && (t.ask.op == lua.Acquire || t.ask.op == lua.AcquireShared)})
 		}
 	} else if t.answered {
-		t.free()
+		reuse(&t.node.attempts, t, &t.operation)
 	}
 	if err != nil {
 		return nil, n.explain(key, err)
@@ -255,7 +244,7 @@ func (n *Node) StartAcquire(term async.Term, req *driver.Request, r async.Receiv
 		t.takePlace()
 	}
 	if !t.start(term, n.timeout(req.TTL), r) {
-		t.free()
+		reuse(&t.node.attempts, t, &t.operation)
 		return false
 	}
 	return true

@@ -92,7 +92,7 @@ func (l *Lease) StartRenew(term async.Term, r *driver.Renewal, receiver async.Re
 	}
 	t := l.renewal(r)
 	if !t.start(term, l.node.timeout(max(r.TTL, r.Keep)), receiver) {
-		t.free()
+		reuse(&t.node.renewals, t, &t.operation)
 		l.renewing.Unlock()
 		return false
 	}
@@ -130,10 +130,7 @@ type renewal struct {
 
 func (l *Lease) renewal(r *driver.Renewal) *renewal {
 	n := l.node
-	t, _ := n.renewals.Get().(*renewal)
-	if t == nil {
-		t = new(renewal)
-	}
+	t := reused[renewal](&n.renewals)
 	t.lease, t.ttl, t.least, t.keep = l, r.TTL, strconv.FormatUint(r.MinFence, 10), millis(r.Keep)
 	t.span = n.span(max(r.TTL, r.Keep), l.quorum)
 	q := n.guard.of(l.quorum)
@@ -146,19 +143,11 @@ func (l *Lease) renewal(r *driver.Renewal) *renewal {
 	return t
 }
 
-// free returns t for reuse: nothing refers to it any more, and its calls are answered.
-func (t *renewal) free() {
-	n, wake := t.node, t.ask.first.wake
-	*t = renewal{}
-	t.ask.first.wake = wake
-	n.renewals.Put(t)
-}
-
 // end returns the result of a renewal, and frees it if the server has answered.
 func (t *renewal) end(err error) (driver.Grant, error) {
 	n, key, grant := t.node, t.lease.texts.Key, t.grant
 	if err == nil && !t.again {
-		t.free()
+		reuse(&t.node.renewals, t, &t.operation)
 	}
 	return grant, n.explain(key, err)
 }
@@ -318,7 +307,7 @@ func (l *Lease) StartRelease(term async.Term, r async.Receiver) bool {
 	t := l.releasing()
 	t.lease = l
 	if !t.start(term, n.cfg.CallTimeout, r) {
-		t.free()
+		reuse(&n.releasings, t, &t.operation)
 		return false
 	}
 	return true

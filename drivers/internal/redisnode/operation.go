@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
@@ -35,6 +36,23 @@ type operation struct {
 		// tell gives the receiver the result.
 		tell(err error)
 	}
+}
+
+// reused returns a T of the pool, or a new one.
+func reused[T any](pool *sync.Pool) *T {
+	if t, ok := pool.Get().(*T); ok {
+		return t
+	}
+	return new(T)
+}
+
+// reuse returns t, whose operation is o, to the pool: nothing refers to it any more, and its calls are
+// answered.
+func reuse[T any](pool *sync.Pool, t *T, o *operation) {
+	wake := o.ask.first.wake
+	*t = *new(T)
+	o.ask.first.wake = wake
+	pool.Put(t)
 }
 
 var (

@@ -32,10 +32,7 @@ type releasing struct {
 }
 
 func (n *Node) releasing(of *names.Texts, value, place string, shared bool) *releasing {
-	t, _ := n.releasings.Get().(*releasing)
-	if t == nil {
-		t = new(releasing)
-	}
+	t := reused[releasing](&n.releasings)
 	t.node, t.part, t.texts, t.value, t.place = n, t, of, value, place
 	t.ask.op, t.ask.script = lua.Release, t
 	t.ask.keys = append(t.ask.room.keys[:0], of.Lock, of.WaitQueue)
@@ -55,14 +52,6 @@ func (t *releasing) share() {
 func (t *releasing) giveBackTo(before int64) {
 	t.giveBack, t.before = true, before
 	t.ask.keys = append(t.ask.keys, t.texts.Counter)
-}
-
-// free returns t for reuse: nothing refers to it any more, and its calls are answered.
-func (t *releasing) free() {
-	n, wake := t.node, t.ask.first.wake
-	*t = releasing{}
-	t.ask.first.wake = wake
-	n.releasings.Put(t)
 }
 
 func (t *releasing) args(p *process, args []string) []string {
@@ -93,7 +82,7 @@ func (t *releasing) do(ctx context.Context) (found bool, err error) {
 	err = t.run(async.Within(ctx, t.node.cfg.CallTimeout))
 	found = t.found
 	if err == nil && !t.maybe {
-		t.free()
+		reuse(&t.node.releasings, t, &t.operation)
 	}
 	return found, err
 }
@@ -102,7 +91,7 @@ func (t *releasing) do(ctx context.Context) (found bool, err error) {
 func (t *releasing) tell(err error) {
 	l, term, receiver, found := t.lease, t.term, t.receiver, t.found
 	if err == nil && !t.maybe {
-		t.free()
+		reuse(&t.node.releasings, t, &t.operation)
 	}
 	receiver.Released(l.freed(term, found, err))
 }
