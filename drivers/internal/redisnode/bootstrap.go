@@ -24,7 +24,7 @@ func (n *Node) Bootstrap(ctx context.Context, b *quorum.Bootstrap) (*quorum.Memo
 	}
 	ctx, cancel := context.WithTimeout(ctx, n.cfg.CallTimeout)
 	defer cancel()
-	r, err := n.router.look(ctx, q)
+	r, err := n.router.look(ctx)
 	if err == nil && !b.DryRun {
 		mode, seen := memory.Modes[b.Statement], r
 		if b.Statement == quorum.StateNew && b.Observed != nil {

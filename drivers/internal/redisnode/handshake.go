@@ -57,16 +57,7 @@ func (f *router) load(ctx context.Context, p *process, o lua.Op, q *quorum.Info,
 
 // handshake sends c and notes from its reply which process answered.
 func (f *router) handshake(ctx context.Context, p *process, c *Call, key string) (*process, error) {
-	sent := time.Now()
-	if err := p.lane.do(ctx, c); err != nil {
-		return nil, NotSent(err)
-	}
-	run, _ := text(c.Reply, 1)
-	us, ok := number(c.Reply, 2)
-	if !ok || strings.ContainsAny(run, "'\\\n") {
-		return nil, NotSent(errors.New("the server answers a handshake in an unknown way"))
-	}
-	return f.serves(key, run, us, sent, time.Now()), nil
+	return f.meet(ctx, p.lane, c, key, 1)
 }
 
 // prepare prepares a handshake and returns its mode; what says why a lone instance counts as
@@ -83,7 +74,7 @@ func (f *router) prepare(ctx context.Context, p *process, q *quorum.Info) (mode,
 		mode = "durable"
 	}
 	if g.cfg.Bootstrap && q == g.lone && !p.guard(g.space, q.Proposal()).ready.Load() { // otherwise it has had locks of this key space
-		r, err := f.look(ctx, q)
+		r, err := f.look(ctx)
 		if err != nil {
 			return "", "", err
 		}
@@ -123,34 +114,32 @@ func (f *router) review(p *process, g *guarded, q *quorum.Info) {
 }
 
 // look asks the server for its memory, and changes nothing.
-func (f *router) look(ctx context.Context, q *quorum.Info) (*quorum.MemoryReport, error) {
-	r, err := f.lookAtMemory(ctx, q)
+func (f *router) look(ctx context.Context) (*quorum.MemoryReport, error) {
+	r, err := f.lookAtMemory(ctx)
 	if err != nil || r.Memory == quorum.MemoryKept || !f.guard.isMarked(ctx) {
 		return r, err
 	}
 	// There is a marker, so the server once had a memory. Look again: if the memory is still
 	// missing it was removed, and not just about to be written by another client.
-	if r, err = f.lookAtMemory(ctx, q); err == nil && r.Memory != quorum.MemoryKept {
+	if r, err = f.lookAtMemory(ctx); err == nil && r.Memory != quorum.MemoryKept {
 		r.Memory = quorum.MemoryFlushed
 	}
 	return r, err
 }
 
 // lookAtMemory is a look that ignores the marker.
-func (f *router) lookAtMemory(ctx context.Context, q *quorum.Info) (*quorum.MemoryReport, error) {
+func (f *router) lookAtMemory(ctx context.Context) (*quorum.MemoryReport, error) {
 	c := &Call{Text: lua.Look, Keys: []string{f.guard.meta}}
-	sent := time.Now()
-	if err := f.hello.do(ctx, c); err != nil {
-		return nil, NotSent(err)
+	p, err := f.meet(ctx, f.hello, c, f.guard.meta, 0)
+	if err != nil {
+		return nil, err
 	}
-	run, _ := text(c.Reply, 0)
-	us, ok := number(c.Reply, 1)
-	meta, fine := text(c.Reply, 2)
-	if !ok || !fine {
+	us, _ := number(c.Reply, 1)
+	meta, ok := text(c.Reply, 2)
+	if !ok {
 		return nil, NotSent(errGarbled)
 	}
-	f.serves(f.guard.meta, run, us, sent, time.Now())
-	r := &quorum.MemoryReport{Memory: quorum.MemoryNew, Clock: time.UnixMicro(us), Server: run}
+	r := &quorum.MemoryReport{Memory: quorum.MemoryNew, Clock: time.UnixMicro(us), Server: p.run}
 	if meta != "" {
 		r.Memory = quorum.MemoryKept
 		memory.Report(r, meta)

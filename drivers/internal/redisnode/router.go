@@ -127,20 +127,29 @@ func (f *router) enter(ctx context.Context, k flight) (done func(), err error) {
 // ask asks which process serves key now.
 func (f *router) ask(ctx context.Context, key string) (*process, error) {
 	c := &Call{Text: lua.Hello, Keys: []string{key}}
-	sent := time.Now()
-	if err := f.hello.do(ctx, c); err != nil {
-		return nil, NotSent(err)
-	}
-	received := time.Now()
-	run, ok := text(c.Reply, 0)
-	us, fine := number(c.Reply, 1)
-	if !ok || !fine || strings.ContainsAny(run, "'\\\n") {
-		return nil, NotSent(errors.New("the server answers a handshake in an unknown way"))
+	p, err := f.meet(ctx, f.hello, c, key, 0)
+	if err != nil {
+		return nil, err
 	}
 	if policy, _ := text(c.Reply, 2); policy != "" {
 		f.guard.evicts(policy)
 	}
-	return f.serves(key, run, us, sent, received), nil
+	return p, nil
+}
+
+// meet sends c, and notes from the reply's elements at i and behind which process answered, and its
+// clock.
+func (f *router) meet(ctx context.Context, l *lane, c *Call, key string, i int) (*process, error) {
+	sent := time.Now()
+	if err := l.do(ctx, c); err != nil {
+		return nil, NotSent(err)
+	}
+	run, ok := text(c.Reply, i)
+	us, fine := number(c.Reply, i+1)
+	if !ok || !fine || strings.ContainsAny(run, "'\\\n") {
+		return nil, NotSent(errors.New("the server answers a handshake in an unknown way"))
+	}
+	return f.serves(key, run, us, sent, time.Now()), nil
 }
 
 // serves stores which server process has the key, and the reading of its clock. run is the
