@@ -28,57 +28,76 @@ func begin(t *testing.T, c *base.Calls, ctx context.Context) *base.Call {
 	return call
 }
 
-// The error of a call says why it ended: the caller, Close, or the driver's own time limit.
+// The error of a call says why it ended: the caller, Close, or the driver's own time limit; whether it
+// waits on its context or without one.
 func TestACallSaysWhyItEnded(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := &base.Calls{Name: "kv"}
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
-		defer cancel()
-		call := begin(t, c, ctx)
-		<-call.Done()
-		if err := call.Failed(errUnknown); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("the caller's deadline: %v", err)
+	for name, wait := range map[string]func(*base.Call) error{
+		"context": func(call *base.Call) error { <-call.Done(); return call.Failed(errUnknown) },
+		"await":   func(call *base.Call) error { return call.Await(nil) }, // which is never ready
+	} {
+		t.Run(name, func(t *testing.T) { synctest.Test(t, func(t *testing.T) { endCalls(t, wait) }) })
+	}
+}
+
+func endCalls(t *testing.T, wait func(*base.Call) error) {
+	c := &base.Calls{Name: "kv"}
+	type key struct{}
+	ctx, cancel := context.WithTimeout(context.WithValue(t.Context(), key{}, 7), 10*time.Millisecond)
+	defer cancel()
+	call, ready := begin(t, c, ctx), make(chan struct{})
+	close(ready)
+	if err := call.Await(ready); err != nil || call.Over() != nil {
+		t.Errorf("ready: %v; the call: %v", err, call.Over())
+	}
+	if err := wait(call); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("the caller's deadline: %v", err)
+	}
+	call.End()
+	if <-call.Done(); call.Value(key{}) != 7 {
+		t.Error("the value of the caller's context is gone")
+	}
+	if _, err := c.Begin(ctx, time.Second); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("after the caller's deadline: %v", err)
+	}
+
+	start := time.Now()
+	call = begin(t, c, t.Context())
+	if err := call.Failed(call.Failed(errUnknown)); !errors.Is(err, errUnknown) || strings.Count(err.Error(), "kv: ") != 1 {
+		t.Errorf("in time: %v", err)
+	}
+	if err := call.Failed(context.DeadlineExceeded); errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("the client library's own timeout: %v", err)
+	}
+	err := wait(call)
+	if took := time.Since(start); took != time.Second {
+		t.Errorf("a call of a second waited for %v", took)
+	}
+	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, errUnknown) || !reflect.DeepEqual(call.Failed(err), err) || call.Err() == nil {
+		t.Errorf("the driver's own timeout: %v", err)
+	}
+	held := &driver.HeldError{Holder: "other"}
+	if err := call.Failed(held); !errors.Is(err, held) {
+		t.Errorf("a verdict: %v", err)
+	}
+	call.End()
+
+	call = begin(t, c, t.Context())
+	go func() {
+		if err := wait(call); !errors.Is(err, driver.ErrClosed) || call.Err() == nil {
+			t.Errorf("closed: %v", err)
 		}
 		call.End()
-		if _, err := c.Begin(ctx, time.Second); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("after the caller's deadline: %v", err)
-		}
-
-		call = begin(t, c, t.Context())
-		if err := call.Failed(call.Failed(errUnknown)); !errors.Is(err, errUnknown) || strings.Count(err.Error(), "kv: ") != 1 {
-			t.Errorf("in time: %v", err)
-		}
-		if err := call.Failed(context.DeadlineExceeded); errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("the client library's own timeout: %v", err)
-		}
-		held := &driver.HeldError{Holder: "other"}
-		<-call.Done()
-		if err := call.Failed(errUnknown); errors.Is(err, context.DeadlineExceeded) || errors.Is(err, errUnknown) {
-			t.Errorf("the driver's own timeout: %v", err)
-		}
-		if err := call.Failed(held); !errors.Is(err, held) {
-			t.Errorf("a verdict: %v", err)
-		}
-		call.End()
-
-		call = begin(t, c, t.Context())
-		go func() {
-			<-call.Done()
-			if err := call.Failed(errUnknown); !errors.Is(err, driver.ErrClosed) {
-				t.Errorf("closed: %v", err)
-			}
-			call.End()
-		}()
-		if !c.Close() || c.Close() {
-			t.Error("Close does not tell the first from the second")
-		}
-		if _, err := c.Begin(t.Context(), time.Second); !errors.Is(err, driver.ErrClosed) {
-			t.Errorf("after Close: %v", err)
-		}
-		if c.Go(func(context.Context) { t.Error("a goroutine after Close") }) {
-			t.Error("Go after Close")
-		}
-	})
+	}()
+	synctest.Wait()
+	if !c.Close() || c.Close() {
+		t.Error("Close does not tell the first from the second")
+	}
+	if _, err := c.Begin(t.Context(), time.Second); !errors.Is(err, driver.ErrClosed) {
+		t.Errorf("after Close: %v", err)
+	}
+	if c.Go(func(context.Context) { t.Error("a goroutine after Close") }) {
+		t.Error("Go after Close")
+	}
 }
 
 // Who gave up hears who had the lock; an outage and Close are no contention.
@@ -97,52 +116,6 @@ func TestOnlyTheCallersContextMakesAWaitAContention(t *testing.T) {
 			t.Errorf("%v: %v", err, got)
 		}
 	}
-}
-
-// A call that waits without a context ends for the same reasons, and its context is none that goes on.
-func TestACallWaitsWithoutAContext(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := &base.Calls{Name: "kv"}
-		type key struct{}
-		ctx, cancel := context.WithTimeout(context.WithValue(t.Context(), key{}, 7), 10*time.Millisecond)
-		defer cancel()
-		never, ready := make(chan struct{}), make(chan struct{})
-		close(ready)
-		call := begin(t, c, ctx)
-		if err := call.Await(ready); err != nil || call.Over() != nil || call.Err() != nil {
-			t.Errorf("ready: %v; the call: %v", err, call.Err())
-		}
-		if err := call.Await(never); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("the caller's deadline: %v", err)
-		}
-		call.End()
-		<-call.Done()
-		if call.Value(key{}) != 7 {
-			t.Error("the value of the caller's context is gone")
-		}
-
-		start := time.Now()
-		call = begin(t, c, t.Context())
-		err := call.Await(never)
-		if took := time.Since(start); took != time.Second {
-			t.Errorf("a call of a second waited for %v", took)
-		}
-		if errors.Is(err, context.DeadlineExceeded) || !reflect.DeepEqual(call.Failed(err), err) || call.Err() == nil {
-			t.Errorf("the driver's own timeout: %v", err)
-		}
-		<-call.Done()
-		call.End()
-
-		call = begin(t, c, t.Context())
-		go func() {
-			if err := call.Await(never); !errors.Is(err, driver.ErrClosed) || call.Err() == nil {
-				t.Errorf("closed: %v", err)
-			}
-			call.End()
-		}()
-		synctest.Wait()
-		c.Close()
-	})
 }
 
 // The shell of a call that its server answers costs the call and the lease, and no timer or context.

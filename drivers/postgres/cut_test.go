@@ -2,7 +2,6 @@ package postgres_test
 
 import (
 	"context"
-	"flag"
 	"fmt"
 	"math/rand/v2"
 	"sync"
@@ -15,9 +14,8 @@ import (
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/drivers/postgres"
 	"github.com/redlock-go/redlock/redlocktest/fault"
+	"github.com/redlock-go/redlock/redlocktest/server"
 )
-
-var long = flag.Bool("postgres.long", false, "cut connections at every byte, instead of at some, and let 2, 8 and 32 processes contend")
 
 const (
 	cutTTL = 300 * time.Millisecond
@@ -38,11 +36,11 @@ func TestAConnectionCutAnywhereFreesItsLocksInTime(t *testing.T) {
 	every := []fault.Action{fault.Freeze, fault.Cut, fault.Mute, fault.End}
 	const most = 900 // bytes that a trial sends, or is sent, at the most
 	step, first := int64(41), int64(0)
-	if testing.Short() { // a third of them, by chance
+	switch {
+	case testing.Short(): // a third of them, by chance
 		first, step = step*rand.Int64N(3), 3*step
-	}
-	if *long {
-		first, step = 0, 1
+	case server.IsDeep():
+		step = 5
 	}
 	room := make(chan struct{}, 24)
 	var wg sync.WaitGroup
@@ -50,21 +48,15 @@ func TestAConnectionCutAnywhereFreesItsLocksInTime(t *testing.T) {
 	for n := first; n < most; n += step {
 		for d, direction := range []fault.Direction{fault.ToServer, fault.ToClient} {
 			action := every[(n/step+int64(d))%int64(len(every))]
-			actions := []fault.Action{action}
-			if *long {
-				actions = every
-			}
-			for _, action := range actions {
-				room <- struct{}{}
-				wg.Go(func() {
-					defer func() { <-room }()
-					trials.Add(1)
-					c := cutTrial{s: s, watch: watch, direction: direction, after: n, action: action}
-					if c.run(t) {
-						freed.Add(1)
-					}
-				})
-			}
+			room <- struct{}{}
+			wg.Go(func() {
+				defer func() { <-room }()
+				trials.Add(1)
+				c := cutTrial{s: s, watch: watch, direction: direction, after: n, action: action}
+				if c.run(t) {
+					freed.Add(1)
+				}
+			})
 		}
 	}
 	wg.Wait()
@@ -148,16 +140,13 @@ func (c *cutTrial) load(ctx context.Context, b *postgres.Backend, l driver.Lease
 		if err != nil {
 			continue
 		}
-		waiting := make(chan struct{})
-		go func() { // of locks that are released in a moment
-			defer close(waiting)
-			r := request(name+"x", cutTTL)
-			r.Wait = true
-			if y, err := b.Acquire(ctx, r); err == nil {
+		var wg sync.WaitGroup
+		wg.Go(func() { // waits for a lock that is released in a moment
+			if y, err := b.Acquire(ctx, waiting(name+"x", cutTTL)); err == nil {
 				_ = y.Release(ctx)
 			}
-		}()
+		})
 		_ = x.Release(ctx)
-		<-waiting
+		wg.Wait()
 	}
 }
