@@ -138,12 +138,8 @@ type queue struct {
 }
 
 // Servers number the entries of a container from 0 to 2^31-1, and give all later ones the same number.
-// A container that has no entries is made anew once it has had many. One that always has entries is
-// refused shortly before the end, until it has none.
-const (
-	manyEntries = 1<<31 - 1<<24
-	lastEntries = 1<<31 - 1<<16
-)
+// Shortly before, a container is made anew, and while it has entries it is refused.
+const lastEntries = 1<<31 - 1<<16
 
 // inspect reads the container, and makes it if it is missing. Unless the attempt waits, the
 // error names the holder that excludes it. current says that reads are not older than the
@@ -159,16 +155,16 @@ func (a *attempt) inspect(ctx context.Context, wait, current bool) (queue, error
 		if err != nil {
 			return queue{}, err
 		}
-		switch made := int64(uint32(got.stat.births) / 2); {
-		case made >= a.b.manyEntries && got.stat.living == 0: // its tokens go on from the time
-			_, err := a.s.again(ctx, remove(a.dir, got.stat.version))
+		if int64(uint32(got.stat.births)/2) >= a.b.lastEntries {
+			if got.stat.living > 0 {
+				return queue{}, &driver.RefusedError{RetryAfter: time.Second, Reason: "a key under " + a.b.opt.Path + " has had almost 2^31 entries, and its node can be made anew " +
+					"only while it has none: release its lock, and let its waiters end"}
+			}
+			_, err := a.s.again(ctx, remove(a.dir, got.stat.version)) // its tokens go on from the time
 			if err != nil && !errors.Is(err, errNoNode) && !errors.Is(err, errBadVersion) && !errors.Is(err, errNotEmpty) {
 				return queue{}, err
 			}
 			continue
-		case made >= a.b.lastEntries:
-			return queue{}, &driver.RefusedError{RetryAfter: time.Second, Reason: "a key under " + a.b.opt.Path + " has had almost 2^31 entries, and its node can be made anew " +
-				"only while it has none: release its lock, and let its waiters end"}
 		}
 		token, err := a.b.counter(got.data)
 		known := queue{token: token, version: got.stat.version, container: got.stat.made, births: got.stat.births}

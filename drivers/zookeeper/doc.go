@@ -28,8 +28,8 @@
 // container within minutes of its last entry.
 //
 // Servers number the entries of a container from 0 to 2^31-1, and give all later ones the same
-// number. The driver makes a container anew that has had 2^31-2^24 entries, as soon as it is empty.
-// A key that always has a holder or a waiter is refused from 2^31-2^16 on, until it has none.
+// number. The driver makes a container anew that has had 2^31-2^16 entries. A key that has a holder or a
+// waiter then is refused until it has none.
 //
 // # With other libraries
 //

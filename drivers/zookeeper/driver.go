@@ -70,16 +70,15 @@ type Options struct {
 
 // Backend grants locks of one ZooKeeper ensemble.
 type Backend struct {
-	opt      Options
-	info     driver.Info
-	address  string
-	hosts    []string
-	password []byte // user:password; nil: none
-	acl      acl    // of what it makes
-	clock    clock
-	sessions base.Sessions[*session] // by class
-	// Tests change these.
-	manyEntries, lastEntries int64
+	opt         Options
+	info        driver.Info
+	address     string
+	hosts       []string
+	password    []byte // user:password; nil: none
+	acl         acl    // of what it makes
+	clock       clock
+	sessions    base.Sessions[*session] // by class
+	lastEntries int64                   // tests change it
 
 	calls base.Calls
 }
@@ -110,7 +109,7 @@ func New(members []string, o *Options) (*Backend, error) {
 			Features: driver.FeatureShared | driver.FeatureFencing | driver.FeatureQueueing | driver.FeatureOrdered | driver.FeatureTokens,
 			MinTTL:   minTTL, MaxTTL: maxTTL,
 		},
-		acl: acl{"world", "anyone"}, manyEntries: manyEntries, lastEntries: lastEntries, clock: clock{looking: make(chan struct{}, 1)},
+		acl: acl{"world", "anyone"}, lastEntries: lastEntries, clock: clock{looking: make(chan struct{}, 1)},
 	}
 	if opt.User != "" {
 		b.password, b.acl = []byte(opt.User+":"+opt.Password), acl{scheme: "auth"}

@@ -20,8 +20,8 @@ func LeaseEnd(taken time.Time, touches []time.Time, sent time.Time, timeout, ttl
 	return (&session{proven: taken, touches: touches, timeout: timeout}).end(sent, ttl)
 }
 
-// SetEntries sets after how many entries a container is made anew, and after how many it is refused.
-func (b *Backend) SetEntries(many, last int64) { b.manyEntries, b.lastEntries = many, last }
+// SetEntries sets after how many entries a container is made anew, or refused.
+func (b *Backend) SetEntries(last int64) { b.lastEntries = last }
 
 // Escape and Unescape are for tests.
 var (

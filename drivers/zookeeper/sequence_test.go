@@ -77,7 +77,7 @@ func TestAContainerThatHadManyEntries(t *testing.T) {
 	t.Parallel()
 	g := single(t)
 	b := open(t, "zk://"+g.Addrs()[0]+"/"+t.Name()+"?call_timeout=30s")
-	b.SetEntries(20, 22)
+	b.SetEntries(22)
 	var before uint64
 	for range 25 {
 		l := drivertest.Grant(t, b, drivertest.NewRequest("k", 2*time.Minute))
