@@ -8,8 +8,10 @@ import (
 
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/quorum"
+	"github.com/redlock-go/redlock/drivers/internal/async"
 	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/lua"
+	"github.com/redlock-go/redlock/drivers/internal/redisnode/names"
 )
 
 // instant is a client that grants and frees every lock at once, without an allocation.
@@ -75,5 +77,22 @@ func TestALockAllocatesLittle(t *testing.T) {
 				t.Error(err)
 			}
 		})
+	}
+}
+
+// The calls of one term have the same names and value, if they are of one lock, owner and token.
+func TestCallsOfOneTermShareTheirTexts(t *testing.T) {
+	var texts []*names.Texts
+	common := async.Common(async.Within(t.Context(), time.Minute))
+	for _, of := range []struct{ prefix, key, owner string }{{"p:", "k", "o/1"}, {"p:", "k", "o/1"}, {"p:", "k", "o/12"}, {"p:", "other", "o/1"}, {"q:", "k", "o/1"}} {
+		n, err := New(Config{Client: instant{}, Prefix: of.prefix})
+		drivertest.Must(t, err)
+		got := n.attempt(&driver.Request{Key: of.key, Owner: of.owner, TTL: time.Second, FenceFloor: 5}, common).texts
+		if texts = append(texts, got); got.Lock != of.prefix+of.key || got.Value != of.owner+"|5" {
+			t.Errorf("%v has %+v", of, got)
+		}
+	}
+	if texts[0] != texts[1] {
+		t.Error("the second node has made its own")
 	}
 }
