@@ -19,7 +19,6 @@ import (
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/drivers/internal/drivertest"
-	"github.com/redlock-go/redlock/drivers/redlock"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
@@ -125,16 +124,12 @@ func mostlyReaders(t *testing.T, url string, harm, heal func() error) {
 	}
 	drivertest.Must(t, all.Close())
 	type process struct {
-		order     int    // of its question among all
-		least     uint64 // its token must be above
-		waits     bool   // to write
-		alone     bool   // no other writer was there
-		overtaken int    // by readers who asked later
+		least uint64 // its token must be above
+		alone bool   // no other writer was there
 	}
-	var readers, writers, there, ready, together, most, asked int // there: writers that ask or have it
+	var readers, writers, there, ready, together, most int // there: writers that ask or have it
 	var highest, written uint64
 	var waits [3][]time.Duration // of readers, of writers, and of those before whom no other writer was
-	var overtaken []int
 	procs := make([]process, *processes)
 	for lines := bufio.NewScanner(steps); lines.Scan(); {
 		var id int
@@ -156,10 +151,9 @@ func mostlyReaders(t *testing.T, url string, harm, heal func() error) {
 				_, _ = io.WriteString(in, "\n") // its end is told below
 			}
 		case "asks":
-			asked++
-			*p = process{order: asked, least: written}
+			*p = process{least: written}
 			if writes {
-				p.least, p.waits, p.alone = highest, true, there == 0
+				p.least, p.alone = highest, there == 0
 				there++
 			}
 		case "has":
@@ -170,8 +164,6 @@ func mostlyReaders(t *testing.T, url string, harm, heal func() error) {
 			if writes {
 				writers++
 				written = max(written, token)
-				p.waits = false
-				overtaken = append(overtaken, p.overtaken)
 				waits[1] = append(waits[1], time.Duration(waited))
 				if p.alone {
 					waits[2] = append(waits[2], time.Duration(waited))
@@ -181,11 +173,6 @@ func mostlyReaders(t *testing.T, url string, harm, heal func() error) {
 					together++
 				}
 				waits[0] = append(waits[0], time.Duration(waited))
-				for i := range procs {
-					if w := &procs[i]; w.waits && w.order < p.order {
-						w.overtaken++
-					}
-				}
 			}
 			if most = max(most, readers); writers > 1 || writers > 0 && readers > 0 {
 				t.Errorf("%d writers and %d readers have the lock", writers, readers)
@@ -211,9 +198,7 @@ func mostlyReaders(t *testing.T, url string, harm, heal func() error) {
 			text += fmt.Sprintf("; %d %s wait p50 %v, p99 %v", n, of, waits[i][n/2].Round(time.Microsecond), waits[i][n*99/100].Round(time.Microsecond))
 		}
 	}
-	slices.Sort(overtaken)
-	t.Logf("%d processes hold for %v: %d readers beside others, at most %d at a time%s; of readers that asked after a writer, half the writers let in %d or fewer, and one in a hundred %d or more",
-		*processes, *hold, together, most, text, overtaken[len(overtaken)/2], overtaken[len(overtaken)*99/100])
+	t.Logf("%d processes hold for %v: %d readers beside others, at most %d at a time%s", *processes, *hold, together, most, text)
 	if want := *processes * locksOfEach; len(waits[0])+len(waits[1]) != want {
 		t.Errorf("%d locks, want %d", len(waits[0])+len(waits[1]), want)
 	}
@@ -246,28 +231,14 @@ func (c *cluster) readers(i int, key string) (owners []string) {
 	return owners
 }
 
-// Readers hold with a majority each, and no writer beside them. Each of them is shown, and can be broken
-// by its token. One that lost a node takes it again, beside those who came later.
+// A reader has a lock at each node, and each reader is shown. One that lost a node takes it again, beside those who
+// came later.
 func TestReadersOnRealServers(t *testing.T) {
 	long(t)
 	t.Parallel()
 	const key, ttl = "readers", time.Minute
 	c := start(t, 3)
 	a, b := c.open("", unguarded, calm), c.open("", unguarded, calm)
-	refused := func(b *redlock.Backend) {
-		t.Helper()
-		c.until(func() error {
-			_, err := b.Acquire(t.Context(), ask(key, ttl))
-			var held *driver.HeldError
-			switch {
-			case err == nil:
-				t.Fatal("a writer has the lock beside readers")
-			case !errors.As(err, &held) || held.Mode != driver.Shared:
-				return fmt.Errorf("a writer beside readers: %w", err)
-			}
-			return nil
-		})
-	}
 	first := c.reads(a, key, ttl)
 	c.until(func() error { // a majority was enough
 		c.renew(first, ttl)
@@ -278,11 +249,8 @@ func TestReadersOnRealServers(t *testing.T) {
 		}
 		return nil
 	})
-	name := strings.TrimSuffix(strings.SplitAfter(c.readers(0, key)[0], "|")[0], "|")
+	mine := c.readers(2, key)[0]
 	second := c.reads(b, key, ttl)
-	refused(a)
-	refused(b)
-
 	c.until(func() error {
 		s, err := a.Lookup(t.Context(), key)
 		if err != nil {
@@ -300,35 +268,14 @@ func TestReadersOnRealServers(t *testing.T) {
 	})
 
 	// The first reader's time ends early at one node, where another comes.
-	mine := slices.IndexFunc(c.readers(2, key), func(m string) bool { return strings.HasPrefix(m, name) })
-	c.do(2, "ZREM", "redlock1:readers:{"+key+"}", c.readers(2, key)[mine])
-	third := c.reads(b, key, ttl)
-	for range 2 {
-		c.renew(first, ttl)
-	}
+	c.do(2, "ZREM", "redlock1:readers:{"+key+"}", mine)
+	c.reads(b, key, ttl)
 	c.until(func() error {
-		if all := c.readers(2, key); !slices.ContainsFunc(all, func(m string) bool {
-			return strings.HasSuffix(m, fmt.Sprint("|", first.Grant().Fence))
-		}) {
-			c.renew(first, ttl)
+		c.renew(first, ttl)
+		all := c.readers(2, key)
+		if !slices.ContainsFunc(all, func(m string) bool { return strings.HasSuffix(m, fmt.Sprint("|", first.Grant().Fence)) }) {
 			return fmt.Errorf("the node that the first reader lost has %v", all)
 		}
 		return nil
 	})
-
-	drivertest.Must(t, a.Break(t.Context(), key, driver.Holder{Fence: second.Grant().Fence}))
-	if _, err := second.Renew(t.Context(), &driver.Renewal{TTL: ttl}); !errors.Is(err, driver.ErrLost) {
-		t.Errorf("a reader that was broken renews: %v", err)
-	}
-	c.renew(third, ttl)
-
-	c.release(first)
-	refused(b)
-	c.release(third)
-	token := third.Grant().Fence
-	writer := c.hold(b, key, ttl)
-	if f := writer.Grant().Fence; f <= token {
-		t.Errorf("a writer has token %d after %d", f, token)
-	}
-	c.release(writer)
 }
