@@ -118,6 +118,7 @@ func TestARemovedLockFileIsALoss(t *testing.T) {
 	if runtime.GOOS == "windows" {
 		t.Skip("an open file cannot be removed")
 	}
+	t.Parallel()
 	b := open(t, t.TempDir())
 	l := acquire(t, b, request("k"))
 	must(t, os.Remove(l.paths.lock))
@@ -125,6 +126,7 @@ func TestARemovedLockFileIsALoss(t *testing.T) {
 	if next.Grant().Fence <= l.Grant().Fence {
 		t.Errorf("token %d after %d", next.Grant().Fence, l.Grant().Fence)
 	}
+	<-l.Grant().Lost
 	_, err := l.Renew(t.Context(), &driver.Renewal{})
 	wantErr(t, "renewal", err, driver.ErrLost)
 	wantErr(t, "release", l.Release(t.Context()), driver.ErrLost)
@@ -178,6 +180,27 @@ func TestCheckFindsNothingWrongWithALocalFolder(t *testing.T) {
 	}
 	if kind := networkKind(b.folder.path); kind != "" {
 		t.Logf("the temporary folder is on %s", kind)
+	}
+}
+
+// brief is a context that ends after its first look.
+type brief struct {
+	context.Context
+	looks int
+}
+
+func (b *brief) Err() error {
+	if b.looks++; b.looks > 1 {
+		return context.Canceled
+	}
+	return nil
+}
+
+// The end of the caller's context is no fault of the folder.
+func TestACheckThatItsContextEndedFindsNothing(t *testing.T) {
+	found, err := open(t, t.TempDir()).Check(&brief{Context: t.Context()})
+	if wantErr(t, "check", err, context.Canceled); len(found) > 0 {
+		t.Errorf("it found %+v", found)
 	}
 }
 

@@ -13,8 +13,8 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// A process may be stopped while it has a gate. Others get an error that names it, and List goes on
-// with the keys of other gates.
+// A process may be stopped while it has a gate. Others get an error that names it, List goes on with
+// the keys of other gates, and no lock file is removed: so a lock never has two holders.
 func TestAStuckGateIsNamedAndHidesNoOtherKey(t *testing.T) {
 	b := open(t, t.TempDir())
 	l := acquire(t, b, request("k"))
@@ -40,7 +40,14 @@ func TestAStuckGateIsNamedAndHidesNoOtherKey(t *testing.T) {
 	if listed != want || err == nil || !strings.Contains(err.Error(), l.paths.gate) {
 		t.Errorf("List: %d of %d keys in %v, %v", listed, want, time.Since(start), err)
 	}
-	release(t, l) // needs no gate
+	if err := b.Break(t.Context(), "k", driver.Holder{Fence: l.grant.Fence}); err == nil || errors.Is(err, driver.ErrLost) || !strings.Contains(err.Error(), l.paths.gate) {
+		t.Errorf("Break without the gate: %v", err)
+	}
+	release(t, l) // needs no gate, and the lock file is still there
+	b.clean(time.Now().Add(time.Minute))
+	if _, err := os.Stat(l.paths.lock); err != nil {
+		t.Errorf("it was removed without the gate, by which another process may be taking the lock: %v", err)
+	}
 	stuck.unlock()
 	release(t, acquire(t, b, request("k")))
 }

@@ -160,7 +160,10 @@ func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 	if kind := networkKind(p.path); kind != "" {
 		add("network-file-system", driver.SeverityUnsafe, "name a folder on a local disk, or use a driver with a server", "%s is on a network file system (%s): a lock may be lost without notice, or hold on one machine only", p.path, kind)
 	}
-	if err := tryOut(ctx, p.path); err != nil {
+	switch err := tryOut(ctx, p.path); {
+	case ctx.Err() != nil:
+		return nil, ctx.Err()
+	case err != nil:
 		add("no-locks", driver.SeverityUnsafe, "name a folder that this user can write, on a local disk", "%v", err)
 	}
 	if p.shared && fi.Mode()&fs.ModeSticky == 0 {
