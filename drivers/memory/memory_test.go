@@ -120,6 +120,22 @@ func TestARetriedRequestHasTheTokenThatItHas(t *testing.T) {
 	})
 }
 
+func TestAWaitCountsFromItsConfirmation(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := New()
+		l := acquire(t, b, request("k"))
+		w := b.space.entries["k"].enqueue(b, request("k"), time.Now())
+		release(t, l) // grants it to w, whose goroutine is slow to hear of it
+		time.Sleep(ttl - time.Second)
+		got, err := b.confirm(t.Context(), w)
+		if err != nil || got == nil || !got.Grant().Expires.Equal(driver.Expires(time.Now(), ttl)) {
+			t.Fatalf("confirm: %+v, %v", got, err)
+		}
+		time.Sleep(ttl - 1)
+		wantHeld(t, b, request("k"))
+	})
+}
+
 func TestAGrantThatEndsBeforeItsConfirmationIsNone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, dropped := range []bool{false, true} { // the entry, in between
@@ -306,6 +322,23 @@ func TestAnotherOutageGivesACallNoMoreTime(t *testing.T) {
 			t.Errorf("%v after %v, want an error after %v", err, took, callTimeout)
 		}
 	})
+}
+
+func TestCloseWakesAndEndsItsOwnWatchesAlone(t *testing.T) {
+	b := New()
+	peer := b.Peer()
+	own, err := b.Watch(t.Context(), "k")
+	must(t, err)
+	other, err := peer.Watch(t.Context(), "k")
+	must(t, err)
+	must(t, b.Close())
+	if len(own) != 1 || len(other) != 0 || len(b.space.entries["k"].watches) != 1 {
+		t.Errorf("%d values, and %d of another backend; %d watch", len(own), len(other), len(b.space.entries["k"].watches))
+	}
+	release(t, acquire(t, peer, request("k")))
+	if len(other) != 1 {
+		t.Error("the other backend's watch has ended")
+	}
 }
 
 func TestTheLargestTokenIsAllowedAndNoLarger(t *testing.T) {

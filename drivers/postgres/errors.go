@@ -88,10 +88,10 @@ func (e *dialError) Error() string {
 	return "no connection: " + strings.Join(causes, "; ")
 }
 
-// mustRun precedes the statement in an error of Fix.
+// mustRun precedes the statement in an error of fix.
 const mustRun = "; an administrator must run: "
 
-// Fix returns an error that quotes a statement for an administrator.
+// fix returns an error that quotes a statement for an administrator.
 func fix(what, statement string) error {
 	return &driver.RefusedError{Reason: fmt.Sprintf("postgres: %s%s%s", what, mustRun, strings.TrimSpace(statement))}
 }

@@ -166,7 +166,7 @@ func (c *conn) leave(locked bool) {
 }
 
 // slice waits for a lock in the server's queue, for sliceTime at most, on a reserved connection; see
-// Slice. A writer shows that it waits if show is set. ErrHeld says that the slice is over,
+// queries.slice. A writer shows that it waits if show is set. ErrHeld says that the slice is over,
 // which keeps the reservation. Any other answer ends it. If its caller gives up, the slice runs to its
 // end, which costs no connection.
 //

@@ -12,7 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgproto3"
 )
 
-// Conn is a connection that was taken over from pgx. pgx ends a connection whose call's context
+// A wireConn is a connection that was taken over from pgx. pgx ends a connection whose call's context
 // is cancelled, and can notice that the server hung up only while a call is under way. Here no
 // caller's context ends the connection, and reading and writing are apart.
 type wireConn struct {
@@ -26,7 +26,7 @@ type wireConn struct {
 // what it seems may announce gigabytes, and pgx makes room for a message before it reads it.
 const maxBody = 16 << 20
 
-// TakeOver makes a Conn of an idle connection.
+// takeOver makes a wireConn of an idle connection.
 func takeOver(ctx context.Context, c *pgx.Conn, pid uint32) (*wireConn, error) {
 	pc := c.PgConn()
 	if err := pc.SyncConn(ctx); err != nil {
@@ -52,7 +52,7 @@ func keepAlive(nc net.Conn) {
 	}
 }
 
-// AppendQuery appends one message of the simple protocol. It uses a single message on purpose:
+// appendQuery appends one message of the simple protocol. It uses a single message on purpose:
 // after Parse, Bind and Execute the server waits for Sync without a timeout, and a connection
 // cut there would keep its locks.
 func appendQuery(b []byte, sql string) []byte {
@@ -64,7 +64,7 @@ func appendQuery(b []byte, sql string) []byte {
 // server no longer reads.
 const writeTimeout = 5 * time.Second
 
-// Write writes within writeTimeout, or at most twice that: setting a deadline costs a timer, so
+// write writes within writeTimeout, or at most twice that: setting a deadline costs a timer, so
 // one deadline serves many writes.
 func (w *wireConn) write(now time.Time, b []byte) error {
 	if w.by.Sub(now) < writeTimeout {
@@ -77,32 +77,32 @@ func (w *wireConn) write(now time.Time, b []byte) error {
 	return err
 }
 
-// Close sends the Terminate message, if that does not block, and closes the connection.
+// close sends the Terminate message, if that does not block, and closes the connection.
 func (w *wireConn) close() {
 	_ = w.nc.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
 	_, _ = w.nc.Write([]byte{'X', 0, 0, 0, 4})
 	_ = w.nc.Close()
 }
 
-// Drain reads until the server closes the connection, and reports whether it did within a second.
+// drain reads until the server closes the connection, and reports whether it did within a second.
 func (w *wireConn) drain() bool {
 	_ = w.nc.SetReadDeadline(time.Now().Add(time.Second))
 	_, err := io.Copy(io.Discard, w.nc)
 	return err == nil
 }
 
-// Receive blocks until the server's next message, or until Interrupt: the error is then
-// os.ErrDeadlineExceeded, and after Resume the message is received whole. Only one goroutine at a
-// time may call Receive.
+// receive blocks until the server's next message, or until interrupt: the error is then
+// os.ErrDeadlineExceeded, and after resume the message is received whole. Only one goroutine at a
+// time may call receive.
 func (w *wireConn) receive() (pgproto3.BackendMessage, error) { return w.in.Receive() }
 
-// Interrupt ends a call of Receive, and those that follow, until Resume.
+// interrupt ends a call of receive, and those that follow, until resume.
 func (w *wireConn) interrupt() { _ = w.nc.SetReadDeadline(time.Unix(1, 0)) }
 
-// Resume lets Receive block again.
+// resume lets receive block again.
 func (w *wireConn) resume() { _ = w.nc.SetReadDeadline(time.Time{}) }
 
-// Value reads a value in text format: a number, a boolean or null (-1).
+// value reads a value in text format: a number, a boolean or null (-1).
 func value(v []byte) int64 {
 	switch {
 	case v == nil:
