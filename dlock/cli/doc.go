@@ -143,7 +143,8 @@
 // It checks whether the deployment is as its driver assumes: versions, eviction, persistence,
 // memory, replicas, clocks, rights, a quorum's size, hosts, terms and quarantines; of PostgreSQL
 // poolers, standbys, settings, replication, and the sequence of the tokens; of file the folder and
-// its file system. It asks every server, takes no lock, and changes nothing.
+// its file system. It asks every server, takes no lock of yours, and changes nothing; only with
+// setup=true in the URL of a SQL database it makes a table that is missing.
 //
 // Each finding has a code, which stays the same in later releases, what was measured, what to do,
 // and, where a command can do it, which one. The commands hold no password: redis-cli takes it
