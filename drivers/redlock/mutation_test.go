@@ -88,7 +88,7 @@ func TestEveryPartIsMissed(t *testing.T) {
 		{"the high-water mark of a clock", "set", 1, 6000, sabotage{node: simBroken{high: true}}},
 		{"the number of nodes in the bond", "growing", 209, 2000, sabotage{node: simBroken{nodes: true}}},
 		{"the second time that a change of nodes is told", "growing", 3128, 60000, sabotage{node: simBroken{once: true}}},
-		{"the process and the time of a statement that a node is new", "fresh", 162968, 60000, sabotage{node: simBroken{new: true}}},
+		{"the process and the time of a statement that a node is new", "fresh", 2453, 20000, sabotage{node: simBroken{new: true}}},
 		{"nodes that remember in a first contact", "fresh", 736, 6000, sabotage{node: simBroken{hides: true}}},
 
 		{"the quarantine of a clock that was set back by the others' clocks", "set", 307, 20000, sabotage{node: simBroken{ownStep: true}}},

@@ -230,6 +230,9 @@ func newWorld(k kind, seed uint64, s sabotage) *world {
 	if s == (sabotage{}) {
 		w.reads = []int{0, 0, 5, 9}[rand.New(rand.NewPCG(seed, 5)).IntN(4)]
 	}
+	if s.node.new { // a statement that arrives when its node was used and has forgotten: seldom in other draws
+		w.claims, w.habit, w.net.twice, w.net.lag = true, emptied, 0.7, w.guard/2
+	}
 	w.life = shortestLife + 4*max(w.guard, mostGuard) + time.Duration(w.rng.Int64N(int64(time.Minute)))
 	return w
 }
