@@ -16,7 +16,6 @@ import (
 
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
-	"github.com/redlock-go/redlock/drivers/memory"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
@@ -99,23 +98,6 @@ func TestStressOfProcesses(t *testing.T) {
 			}
 		})
 	}
-}
-
-// TestStressWaitsForAProcess: workers make no calls while a client's process is started anew: where that
-// takes long, those of the process that was killed were most of the record.
-func TestStressWaitsForAProcess(t *testing.T) {
-	c := &stressClient{remote: true, b: memory.New()}
-	s, err := newSuite(Harness{Open: func() (driver.Backend, error) { return memory.New(), nil }, Process: func() (*Client, error) {
-		if c.mu.TryLock() {
-			c.mu.Unlock()
-			t.Error("a worker can get the client")
-		}
-		return nil, errors.New("it is enough")
-	}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.attempt("stress", testCase{name: "stress", do: func(r *run) { (&stress{run: r}).startProcess(c) }}, 1)
 }
 
 // TestAProcessTellsALoss: once Renew says that a lease is lost with its session, its Lost is closed; a

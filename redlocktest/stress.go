@@ -312,11 +312,8 @@ func (s *stress) connect() {
 	}
 }
 
-// startProcess gives a client a new process. Workers wait for it: a call of one that was killed fails
-// at once, so that those of a moment would be more than all others.
+// startProcess gives a client a new process.
 func (s *stress) startProcess(c *stressClient) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	b, err := s.run.startProcess(rand.NewPCG(s.o.Seed, uint64(s.processes.Load())).Uint64())
 	if err != nil {
 		s.record(nothingShown, "the harness could not start a process: %v", err)
@@ -326,6 +323,8 @@ func (s *stress) startProcess(c *stressClient) {
 		}
 		return
 	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	c.b = b
 }
 

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/memory"
 )
 
 // TestStressOfSoundBackends: the stress finds nothing in sound backends, in virtual time.
@@ -232,6 +233,32 @@ func TestWhatAStressTells(t *testing.T) {
 		all, err := os.ReadFile(said[2])
 		if err != nil || strings.Count(said[1], "\n") >= strings.Count(string(all), "\n") || !strings.Contains(string(all), said[1][:strings.IndexByte(said[1], '\n')]) {
 			t.Errorf("%v: all calls of the key are\n%s\nand the part is\n%s", err, all, said[1])
+		}
+	})
+}
+
+// unanswered is a backend whose server is gone after a second.
+type unanswered struct {
+	driver.Backend
+	gone time.Time
+}
+
+func (b unanswered) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
+	if time.Now().After(b.gone) {
+		return nil, errors.New("connection refused")
+	}
+	return b.Backend.Acquire(ctx, r)
+}
+
+// TestAnOutageIsNotMostOfTheRecord: workers ask less and less often where nobody answers. On a busy machine
+// servers and processes take long to start, and the run failed since most of its calls had no answer.
+func TestAnOutageIsNotMostOfTheRecord(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		shared, gone := memory.New(), time.Now().Add(time.Second)
+		h := Harness{Open: func() (driver.Backend, error) { return unanswered{shared.Peer(), gone}, nil }, Virtual: true, TTL: time.Second}
+		report, err := ExamineStress(t.Context(), h, StressOptions{Duration: 10 * time.Second})
+		if err != nil || report.Unknown < 100 || report.Unknown > 1000 { // less than two a second of each of 16 workers
+			t.Error(err, report, report.Failures)
 		}
 	})
 }

@@ -102,6 +102,7 @@ type stressWorker struct {
 	*stress
 	rng    *mathrand.Rand
 	client *stressClient
+	vain   int // attempts without an answer, since the last that had one
 }
 
 // chance returns true with a probability of n in a thousand.
@@ -203,6 +204,9 @@ func (w *stressWorker) attempt(ctx context.Context, k *stressKey, req driver.Req
 		v = unknown
 	}
 	w.tune(v)
+	if v == granted || v == held {
+		w.vain = 0
+	}
 	switch v {
 	case granted:
 		if l == nil {
@@ -232,7 +236,9 @@ func (w *stressWorker) attempt(ctx context.Context, k *stressKey, req driver.Req
 		k.add(w.client.id, in, call, ret, output{verdict: unknown})
 		in.kind = undoOp
 		k.add(w.client.id, in, call, 0, output{verdict: unknown})
-		w.pause(poll)
+		// Where a server or a process takes long to start, calls that fail at once would be most of the record.
+		w.pause(poll << min(w.vain, 8))
+		w.vain++
 	default:
 		w.fail(fourOutcomes, "Acquire gives %v: %v", v, err)
 	}
