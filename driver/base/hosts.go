@@ -23,7 +23,7 @@ type date struct {
 	took         time.Duration
 }
 
-// RoundTrip sends a request, whose own host has no meaning. It never sends it twice.
+// RoundTrip sends a request once, and ignores the host that it names.
 func (h *Hosts) RoundTrip(r *http.Request) (*http.Response, error) {
 	turn := h.turn.Load()
 	to := r.Clone(r.Context())

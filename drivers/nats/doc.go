@@ -40,8 +40,8 @@
 //
 // # Waiting
 //
-// Waiters of all clients are served in the order in which they came. Who frees a lock names the first of
-// them, which keeps the lock for that one for half a second; if it does not come, its process is taken
+// Waiters of all clients are served in the order in which they came. A release names the first of
+// them, for which the lock is then kept for half a second; if it does not come, its process is taken
 // for dead and leaves the queue. A waiter looks every 15 s, with two requests, and if it left the queue
 // though it lives, it takes a place again.
 //

@@ -122,7 +122,7 @@ func TestNoOrphans(t *testing.T) {
 	c.gone("cancelled", soon)
 }
 
-// If a holder is cut off, its Done channel closes before another owner has the lock.
+// A holder that is cut off knows before another owner has the lock.
 func TestAPartitionedHolderKnowsFirst(t *testing.T) {
 	t.Parallel()
 	drivertest.RunLoss(t, start(t, 3).harness(), 2*time.Second)

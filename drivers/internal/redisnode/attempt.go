@@ -42,7 +42,7 @@ type attempt struct {
 	answered bool   // the server has answered the last call: it does not refer to t any more
 }
 
-// attempt makes an attempt. What it has in common with those of other nodes is in common, unless that is nil.
+// attempt prepares an Acquire. Unless it is nil, common has the texts that a quorum's nodes share.
 func (n *Node) attempt(req *driver.Request, common *atomic.Value) *attempt {
 	t := reused[attempt](&n.attempts)
 	t.node, t.part, t.owner, t.ttl = n, t, req.Owner, req.TTL

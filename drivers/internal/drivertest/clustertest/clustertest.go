@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -199,13 +200,17 @@ func (s *System) Syncs(t *testing.T, opts ...server.Option) {
 	trace := exec.Command("strace", args...)
 	said, err := trace.StderrPipe()
 	drivertest.Must(t, err)
-	err = trace.Start()
-	in := bufio.NewReader(said)
-	for i := 0; err == nil && i < len(g.Nodes); i++ { // a line says that it has attached
-		_, err = in.ReadString('\n')
-	}
-	if err != nil {
+	if err := trace.Start(); err != nil {
 		t.Skip(err)
+	}
+	in := bufio.NewReader(said)
+	for range g.Nodes { // each is attached, if the system allows that
+		line, err := in.ReadString('\n')
+		if !strings.Contains(line, "attached") {
+			_ = trace.Process.Kill()
+			_ = trace.Wait() // it says that it was killed
+			t.Skip(line, err)
+		}
 	}
 	const locks = 20
 	for i := range locks { // one after the other: a sync is of one lock

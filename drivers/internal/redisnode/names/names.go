@@ -124,13 +124,13 @@ type Texts struct {
 	token  uint64
 }
 
-// Are reports whether they are those of this lock, owner and token.
+// Are reports whether t has the texts of this lock, owner and token.
 func (t *Texts) Are(n Prefix, key, owner string, token uint64) bool {
 	value, _, _ := strings.Cut(t.Value, "|")
 	return t.Key == key && t.prefix == n && t.token == token && value == owner
 }
 
-// Texts makes them.
+// Texts returns the texts of a lock, with the value that it has with this owner and token.
 func (n Prefix) Texts(key, owner string, token uint64) *Texts {
 	var room [nameRoom]byte
 	b := append(append(room[:0], n...), key...)
