@@ -18,6 +18,7 @@ import (
 
 	"github.com/redlock-go/redlock/benchmark/cli"
 	_ "github.com/redlock-go/redlock/drivers/all"
+	_ "github.com/redlock-go/redlock/drivers/consul"
 	_ "github.com/redlock-go/redlock/drivers/etcd"
 	_ "github.com/redlock-go/redlock/drivers/sqltable/mysql"
 	_ "github.com/redlock-go/redlock/drivers/sqltable/pgtable"

@@ -72,6 +72,7 @@ var (
 	fiveRedis   = ground{server.KindRedis, 5}
 	onePostgres = ground{server.KindPostgres, 1}
 	oneEtcd     = ground{server.KindEtcd, 1}
+	oneConsul   = ground{server.KindConsul, 1}
 )
 
 func (g ground) String() string { return plural(g.n, string(g.kind)) }
@@ -125,7 +126,7 @@ func Cases(contestants []Contestant) (list []*Case) {
 		list = append(list, &c)
 	}
 	alone := Case{slice: 20 * time.Millisecond, heavy: 1, measure: taking(1)}
-	for _, g := range []ground{oneRedis, {server.KindValkey, 1}, onePostgres, oneEtcd} {
+	for _, g := range []ground{oneRedis, {server.KindValkey, 1}, onePostgres, oneEtcd, oneConsul} {
 		add(single, g, "", alone)
 	}
 	for _, g := range []ground{{server.KindRedis, 3}, fiveRedis, {server.KindRedis, 7}, {server.KindValkey, 5}} {
@@ -145,7 +146,7 @@ func Cases(contestants []Contestant) (list []*Case) {
 			add(throughput, g, plural(n, "goroutine"), Case{slice: time.Duration(20+n/4) * time.Millisecond, heavy: 1, measure: taking(n)})
 		}
 	}
-	for _, g := range grounds {
+	for _, g := range append(grounds, oneConsul) {
 		for _, n := range []int{2, 8} {
 			add(handoff, g, plural(n, "client"), Case{clients: n, slice: 200 * time.Millisecond, heavy: 2, measure: handingOver})
 		}

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"github.com/redlock-go/redlock/redlocktest/server"
@@ -57,6 +58,8 @@ type Client struct {
 	// Lock makes one attempt or, if wait is set, waits until ctx ends.
 	Lock  func(ctx context.Context, key string, wait bool) (unlock func() error, err error)
 	Close func() error
+	// Requests counts the client's requests; nil: nobody does.
+	Requests *atomic.Int64
 }
 
 // nodeTimeout is how long the limits wait for one node: as long as this module's quorum waits

@@ -44,7 +44,7 @@ func Handoffs(ctx context.Context, clients []*Client, key string, slice time.Dur
 // handingOver measures handoffs. Each round has its own key, so that nothing that an earlier one
 // left behind matters.
 func handingOver(ctx context.Context, r *Row, slice time.Duration) {
-	m := startMeter(r.servers)
+	m := startMeter(r)
 	w := Handoffs(ctx, r.clients, "handoff/"+newOwner(), slice)
 	all := 0.0
 	for i, err := range w.Errs {
@@ -59,7 +59,7 @@ func handingOver(ctx context.Context, r *Row, slice time.Duration) {
 	r.add("least of a client", figures.Count, slices.Min(w.got))
 	r.add("most of a client", figures.Count, slices.Max(w.got))
 	if w.all > 0 {
-		m.stop(r, w.all)
+		m.stop(w.all)
 	}
 	if w.overlaps > 0 {
 		r.fail(w.overlaps, errOverlap)
@@ -90,7 +90,7 @@ func wantAll(ctx context.Context, clients []*Client, key string, until time.Time
 // sharing measures goroutines of one client that want one key.
 func sharing(goroutines int) func(context.Context, *Row, time.Duration) {
 	return func(ctx context.Context, r *Row, slice time.Duration) {
-		m := startMeter(r.servers)
+		m := startMeter(r)
 		holds, errs := wantAll(ctx, slices.Repeat(r.clients[:1], goroutines), "hot/"+newOwner(), m.at.Add(slice), 0)
 		took, n := time.Since(m.at).Seconds(), 0.0
 		for i, err := range errs {
@@ -101,7 +101,7 @@ func sharing(goroutines int) func(context.Context, *Row, time.Duration) {
 		if n > 0 {
 			r.add(aLock, figures.Seconds, took/n)
 			r.add("locks", figures.PerSecond, n/took)
-			m.stop(r, n)
+			m.stop(n)
 		}
 		if w := runRelay(holds, m.at); w.overlaps > 0 {
 			r.fail(w.overlaps, errOverlap)

@@ -12,11 +12,12 @@ import (
 
 // A meter measures the cost of a measurement, in this process and on the servers.
 type meter struct {
-	at      time.Time
-	cpu     time.Duration
-	memory  runtime.MemStats
-	servers []*server.Server
-	info    serverInfo
+	at     time.Time
+	cpu    time.Duration
+	memory runtime.MemStats
+	row    *Row
+	info   serverInfo
+	sent   int64 // requests, by the clients that count them
 }
 
 // serverInfo sums the figures of several servers.
@@ -26,23 +27,27 @@ type serverInfo struct {
 	bytes    float64 // received and sent
 }
 
-func startMeter(servers []*server.Server) *meter {
-	m := &meter{servers: servers, info: readInfo(servers)}
+func startMeter(r *Row) *meter {
+	m := &meter{row: r, info: readInfo(r.servers), sent: r.requests()}
 	runtime.ReadMemStats(&m.memory)
 	m.cpu, m.at = processCPU(), time.Now()
 	return m
 }
 
 // stop adds the cost of each of n locks to the row.
-func (m *meter) stop(r *Row, n float64) {
+func (m *meter) stop(n float64) {
+	r := m.row
 	cpu := processCPU() - m.cpu
 	var after runtime.MemStats
 	runtime.ReadMemStats(&after)
-	info := readInfo(m.servers)
+	info := readInfo(r.servers)
 	if m.cpu > 0 {
 		r.add("client CPU", figures.Seconds, cpu.Seconds()/n)
 	}
 	r.add("allocations", figures.Count, float64(after.Mallocs-m.memory.Mallocs)/n)
+	if sent := r.requests(); sent > 0 {
+		r.add("requests", figures.Count, float64(sent-m.sent)/n)
+	}
 	if info.cpu > 0 {
 		r.add("server CPU", figures.Seconds, (info.cpu-m.info.cpu)/n)
 		r.add("server commands", figures.Count, (info.commands-m.info.commands)/n)

@@ -5,15 +5,19 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"net/http"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 
+	"github.com/hashicorp/consul/api"
 	"github.com/redis/go-redis/v9"
 	"github.com/valkey-io/valkey-go"
 
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/consul"
 	"github.com/redlock-go/redlock/drivers/goredis"
 	"github.com/redlock-go/redlock/drivers/valkeygo"
 	"github.com/redlock-go/redlock/redlocktest/server"
@@ -99,6 +103,7 @@ func own() (list []Contestant) {
 	}
 	byURL("postgres", "pgx", One(server.KindPostgres), func(s *Setup) string { return PostgresURL(s.Addrs[0]) })
 	byURL("etcd", "etcd", One(server.KindEtcd), first("etcd"))
+	byURL("consul", "consul", One(server.KindConsul), first("consul"))
 	const name, how = "ours, on an application's client", "dlock.New with the driver on a client with the library's default options"
 	add("redis", name, "go-redis", how, OneKeyStore, func(s *Setup, opts ...dlock.Option) (*Client, error) {
 		c := redis.NewClient(&redis.Options{Addr: s.Addrs[0]})
@@ -113,7 +118,36 @@ func own() (list []Contestant) {
 		b, err := valkeygo.New(c, nil)
 		return onClient(b, err, func() error { c.Close(); return nil }, opts)
 	})
+	add("consul", name, "consul", how, One(server.KindConsul), func(s *Setup, opts ...dlock.Option) (*Client, error) {
+		c, sent, err := Consul(s.Addrs[0])
+		if err != nil {
+			return nil, err
+		}
+		b, err := consul.New(c, nil)
+		l, err := onClient(b, err, func() error { return nil }, opts)
+		if err == nil {
+			l.Requests = sent
+		}
+		return l, err
+	})
 	return list
+}
+
+// Consul returns a client of a Consul agent, and counts its requests.
+func Consul(addr string) (*api.Client, *atomic.Int64, error) {
+	n := &counter{next: api.DefaultConfig().Transport}
+	c, err := api.NewClient(&api.Config{Address: addr, HttpClient: &http.Client{Transport: n}})
+	return c, &n.sent, err
+}
+
+type counter struct {
+	next http.RoundTripper
+	sent atomic.Int64
+}
+
+func (c *counter) RoundTrip(r *http.Request) (*http.Response, error) {
+	c.sent.Add(1)
+	return c.next.RoundTrip(r)
 }
 
 func openURL(url func(s *Setup) string) func(*Setup, ...dlock.Option) (*Client, error) {

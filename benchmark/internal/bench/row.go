@@ -68,6 +68,16 @@ func (r *Row) figure(name string) float64 {
 	return 0
 }
 
+// requests is how many requests the clients have made that count them.
+func (r *Row) requests() (n int64) {
+	for _, c := range r.clients {
+		if c.Requests != nil {
+			n += c.Requests.Load()
+		}
+	}
+	return n
+}
+
 // handsOver reports whether at least one in ten of the row's locks went to another client, or
 // handoffs were not measured. With fewer handoffs their time is down to chance.
 func (r *Row) handsOver() bool {

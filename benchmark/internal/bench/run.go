@@ -15,6 +15,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/hashicorp/consul/api"
 	"github.com/jackc/pgx/v5"
 
 	"github.com/redlock-go/redlock/benchmark/internal/machine"
@@ -61,7 +62,7 @@ func Run(ctx context.Context, match *regexp.Regexp, length time.Duration, peers 
 		length = time.Duration(float64(Whole) * weights(cases) / all)
 	}
 	r := &runner{progress: progress, began: time.Now(), length: length, started: map[server.Kind][]*server.Server{}}
-	r.report = &Report{Began: r.began, Whole: match == nil && length >= Whole, Machine: machine.Describe(), Libraries: machine.Libraries("redis/go-redis", "valkey-io/valkey-go", "redis/rueidis", "go-redsync/", "bsm/redislock", "go-pglock", "jackc/pgx", "etcd/client/v3")}
+	r.report = &Report{Began: r.began, Whole: match == nil && length >= Whole, Machine: machine.Describe(), Libraries: machine.Libraries("redis/go-redis", "valkey-io/valkey-go", "redis/rueidis", "go-redsync/", "bsm/redislock", "go-pglock", "jackc/pgx", "etcd/client/v3", "hashicorp/consul/api")}
 	defer func() {
 		for _, s := range slices.Concat(slices.Collect(maps.Values(r.started))...) {
 			err = errors.Join(err, s.Close())
@@ -222,8 +223,12 @@ func start(ctx context.Context, kind server.Kind) (*server.Server, error) {
 	switch kind {
 	case server.KindPostgres: // each waiter has its own connections
 		cfg.Settings = []server.Setting{{Name: "max_connections", Value: "700"}}
-	case server.KindEtcd:
-		g, err := server.StartEtcd(ctx, 1, cfg)
+	case server.KindEtcd, server.KindConsul:
+		start := server.StartEtcd
+		if kind == server.KindConsul {
+			start = server.StartConsul
+		}
+		g, err := start(ctx, 1, cfg)
 		if err != nil {
 			return nil, err
 		}
@@ -247,6 +252,11 @@ func version(ctx context.Context, s *server.Server) string {
 			_ = json.NewDecoder(r.Body).Decode(&v)
 			_ = r.Body.Close()
 			found = v.Etcdserver
+		}
+	case server.KindConsul:
+		if c, err := api.NewClient(&api.Config{Address: s.Addr()}); err == nil {
+			self, _ := c.Agent().Self()
+			found, _ = self["Config"]["Version"].(string)
 		}
 	default:
 		info, _ := s.Do("INFO", "server")

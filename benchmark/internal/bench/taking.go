@@ -71,7 +71,7 @@ func TakeTurns(ctx context.Context, c *Client, keys string, goroutines int, end 
 // taking measures goroutines that take turns for a slice of time.
 func taking(goroutines int) func(context.Context, *Row, time.Duration) {
 	return func(ctx context.Context, r *Row, slice time.Duration) {
-		m := startMeter(r.servers)
+		m := startMeter(r)
 		t := TakeTurns(ctx, r.clients[0], r.keys+"lock/", goroutines, m.at.Add(slice))
 		took := time.Since(m.at).Seconds()
 		r.fail(t.Failed, t.Err)
@@ -81,7 +81,7 @@ func taking(goroutines int) func(context.Context, *Row, time.Duration) {
 			r.add("release", figures.Seconds, t.Release...)
 			r.add(aLock, figures.Seconds, took/n)
 			r.add("locks", figures.PerSecond, n/took)
-			m.stop(r, n)
+			m.stop(n)
 		}
 	}
 }
@@ -105,12 +105,12 @@ func keepingAll() func(context.Context, *Row, time.Duration) {
 			}
 			return
 		}
-		m := startMeter(r.servers)
+		m := startMeter(r)
 		select {
 		case <-time.After(slice):
 		case <-ctx.Done():
 		}
-		m.stop(r, time.Since(m.at).Seconds())
+		m.stop(time.Since(m.at).Seconds())
 		i := r.round % len(unlocks)
 		err := unlocks[i]()
 		if err == nil {

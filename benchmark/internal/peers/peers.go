@@ -10,5 +10,5 @@ import (
 
 // Contestants returns one contestant for each library and each setup of it.
 func Contestants() []bench.Contestant {
-	return slices.Concat(overRedis(), trackers(), overPostgres(), overEtcd())
+	return slices.Concat(overRedis(), trackers(), overPostgres(), overEtcd(), overConsul())
 }

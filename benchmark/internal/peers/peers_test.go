@@ -24,6 +24,7 @@ func TestEveryPeerIsALock(t *testing.T) {
 		{"three redis", 3, redis},
 		{"postgres", 1, func(t *testing.T) *server.Server { return server.Postgres(t) }},
 		{"etcd", 1, func(t *testing.T) *server.Server { return server.Etcd(t, 1).Nodes[0] }},
+		{"consul", 1, func(t *testing.T) *server.Server { return server.Consul(t, 1).Nodes[0] }},
 	} {
 		t.Run(on.name, func(t *testing.T) {
 			setup, kind := &bench.Setup{TTL: 20 * time.Second}, server.Kind("")
