@@ -16,7 +16,6 @@ import (
 )
 
 const (
-	defaultPath = "dlock"
 	// defaultMin is session_ttl_min of a server that says nothing about it.
 	defaultMin = 10 * time.Second
 	// maxTTL is the longest TTL of a session.
@@ -119,7 +118,7 @@ func New(client *api.Client, o *Options) (*Backend, error) {
 		return nil, driver.Invalid("client", "is nil")
 	}
 	opt := base.Given(o)
-	opt.Path = cmp.Or(strings.Trim(opt.Path, "/"), defaultPath)
+	opt.Path = cmp.Or(strings.Trim(opt.Path, "/"), "dlock")
 	opt.SessionTTLMin = cmp.Or(opt.SessionTTLMin, defaultMin)
 	if opt.SessionTTLMin < time.Second || opt.SessionTTLMin > maxTTL {
 		return nil, driver.Invalid("session_ttl_min", "must be 1s to 24h")

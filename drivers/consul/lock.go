@@ -65,7 +65,7 @@ func (a *attempt) enter(ctx context.Context) (err error) {
 
 // forget leaves a session that has ended.
 func (a *attempt) forget() {
-	a.s.retire()
+	a.b.sessions.Retire(a.s)
 	a.unregister()
 	a.s.leave()
 	a.s = nil

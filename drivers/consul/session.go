@@ -55,8 +55,7 @@ func (b *Backend) join(ttl time.Duration) *session {
 	})
 }
 
-func (s *session) leave()  { s.b.sessions.Leave(s) }
-func (s *session) retire() { s.b.sessions.Retire(s) }
+func (s *session) leave() { s.b.sessions.Leave(s) }
 
 // run renews the session, and ends it when it has been without users for long, or when the backend is
 // closed and it carries no lock.
@@ -111,7 +110,7 @@ func (s *session) extend(ctx context.Context) error {
 			s.b.calls.Go(s.run)
 		}
 	case errors.Is(err, errNoSession):
-		s.retire()
+		s.b.sessions.Retire(s)
 		s.end()
 	}
 	return err
