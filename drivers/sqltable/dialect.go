@@ -190,12 +190,14 @@ func (d Dialect) texts(table string, wait time.Duration) statements {
 			"$5 = 0", "$5::bigint = 0", "SELECT $1, $2,", "SELECT $1::bytea, $2::bytea,")
 	case SQLite:
 		s.translate("ADDED", `CAST(`+among+` || $2 || NEXT || '|' AS BLOB)`, "REPLACED", `CAST(replace(l.readers, $2, $3) AS BLOB)`,
-			"HAS", `instr(CAST(l.readers AS BLOB), $2) > 0`, "NEXT", next)
+			"HAS", `instr(CAST(l.readers AS BLOB), $2) > 0`, "NEXT", next,
+			// Somebody may have written a text, which is not equal to the same bytes.
+			"l.owner", "CAST(l.owner AS BLOB)", "(owner = MARK", "(CAST(owner AS BLOB) = MARK", "owner > MARK", "CAST(owner AS BLOB) > MARK")
 		s.take += ` RETURNING fence, NOW`
 		s.join += ` RETURNING fence, NOW`
 		s.grow += ` ON CONFLICT (name) DO NOTHING RETURNING fence, NOW`
 		s.begin += ` ON CONFLICT (name) DO NOTHING`
-		s.translate("ONE_MARK WHERE", `TABLE AS m WHERE m.name = MARK AND m.owner = `+d.literal([]byte(layout))+` AND`,
+		s.translate("ONE_MARK WHERE", `TABLE AS m WHERE m.name = MARK AND CAST(m.owner AS BLOB) = `+d.literal([]byte(layout))+` AND`,
 			"TOKEN", "", "BYTES", "", ", 'hex'", "", "GREATEST", "max", "LEAST", "min", "$", "?")
 	}
 	// A key that is kept for a writer is free for it.

@@ -144,6 +144,24 @@ func foreignValues(t *testing.T, p *place) {
 	}
 }
 
+// texts: in SQLite somebody may write a text where the driver writes bytes. It means the same.
+func texts(t *testing.T, p *place) {
+	b := p.open(t)
+	_ = must(t, b, request("k")).Release(t.Context())
+	p.do(t, "UPDATE "+p.table+" SET owner = '', expires = ? WHERE name = "+p.key("k"), time.Now().UnixMicro()+hour)
+	_ = must(t, b, request("k")).Release(t.Context())
+	p.do(t, "UPDATE "+p.table+" SET owner = CAST(owner AS TEXT) WHERE name = "+p.key(""))
+	l := must(t, b, request("new"))
+	p.do(t, "UPDATE "+p.table+" SET owner = 'web' WHERE name = "+p.key("new"))
+	listed := 0
+	if err := b.List(t.Context(), "", func(*driver.State) bool { listed++; return true }); err != nil || listed != 1 {
+		t.Errorf("List has %d keys: %v", listed, err)
+	}
+	if err := b.Break(t.Context(), "new", driver.Holder{Fence: l.Grant().Fence}); err != nil {
+		t.Errorf("Break: %v", err)
+	}
+}
+
 // FuzzRows writes any row to a table of SQLite, whose columns take any type.
 func FuzzRows(f *testing.F) {
 	for _, r := range foreignRows {

@@ -213,6 +213,7 @@ func TestDialects(t *testing.T) {
 				{"clients", clients, nil},
 				{"set up by many", setUpByMany, nil},
 				{"foreign values", foreignValues, nil},
+				{"texts", texts, func(p *place) bool { return p.server == nil }},
 				{"file locked", fileLocked, func(p *place) bool { return p.server == nil }},
 				{"clusters", clusters, onMySQL},
 				{"fence", fences, nil},
