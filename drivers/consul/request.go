@@ -172,6 +172,11 @@ func (b *Backend) txn(ctx context.Context, ops ...*api.KVTxnOp) (answer, error) 
 			b.saw(p.ModifyIndex)
 		}
 	}
+	for _, op := range ops {
+		if err == nil && op.Verb == api.KVLock && a[op.Key] == nil {
+			err = errors.New("the server's answer leaves out the key that it locked")
+		}
+	}
 	return a, err
 }
 

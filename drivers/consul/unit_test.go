@@ -65,6 +65,24 @@ func TestAnIndexOutOfRange(t *testing.T) {
 	}
 }
 
+// An answer that leaves out the key that was locked is no grant, and ends no application.
+func TestAnAnswerWithoutTheLock(t *testing.T) {
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasSuffix(r.URL.Path, "/txn") {
+			fmt.Fprint(w, `{"Results":[]}`)
+			return
+		}
+		fmt.Fprint(w, `{"ID":"s"}`)
+	}))
+	defer s.Close()
+	b, err := Driver{}.Open(&driver.Config{DSN: "consul://" + strings.TrimPrefix(s.URL, "http://")})
+	drivertest.Must(t, err)
+	defer b.Close() //nolint:errcheck // of a test
+	if _, err := b.Acquire(t.Context(), drivertest.NewRequest("k", time.Minute)); err == nil || !strings.Contains(err.Error(), "leaves out the key") {
+		t.Error(err)
+	}
+}
+
 // An attempt that left nothing is not undone: in an outage, Close would take it for an answer of a server,
 // and wait for all that cannot be undone.
 func TestCloseInAnOutage(t *testing.T) {
