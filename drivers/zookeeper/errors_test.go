@@ -2,6 +2,7 @@ package zookeeper_test
 
 import (
 	"errors"
+	"math"
 	"testing"
 	"time"
 
@@ -31,6 +32,19 @@ func TestWhichErrorsSettleARequest(t *testing.T) {
 			t.Errorf("error %d settles a request: %v", code, !want)
 		}
 	}
+}
+
+// TestRequestsOutnumberTheirNumbers: the numbers of requests begin anew before they are negative, which
+// stand for other answers.
+func TestRequestsOutnumberTheirNumbers(t *testing.T) {
+	t.Parallel()
+	b := open(t, patientURL(single(t)))
+	l := drivertest.Grant(t, b, drivertest.NewRequest(t.Name(), time.Minute))
+	b.SetRequest(math.MaxInt32 - 2)
+	for range 5 {
+		drivertest.Renew(t, l, time.Minute)
+	}
+	drivertest.Release(t, l)
 }
 
 // TestAServerThatKnowsNoPasswordsRefuses: it ends the connection, and every later one.

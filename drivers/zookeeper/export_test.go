@@ -38,3 +38,15 @@ func Understood(op int32, body []byte) bool {
 
 // Definite reports whether this error of a server settles what a request did.
 func Definite(code int32) bool { return definite(serverError(code)) }
+
+// SetRequest sets the number of the last request on the connection for leases of a minute.
+func (b *Backend) SetRequest(number int32) {
+	s := b.session(time.Minute)
+	defer s.leave()
+	s.mu.Lock()
+	l := s.link
+	s.mu.Unlock()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.number = number
+}
