@@ -12,7 +12,7 @@
 //
 // # What is stored
 //
-//	path/KEY                  the lock, with the session of its holder and a record as its value
+//	path/KEY                  the lock, with the session of its holder, its owner and the base as its value
 //	path/.dlock/base          the version of this layout, and the base of the tokens
 //	path/.dlock/q/KEY/        there are waiters
 //	path/.dlock/q/KEY/S/N     the waiter N of the session S

@@ -52,10 +52,7 @@ func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 	hosts := &base.Hosts{Names: u.Hosts, Now: time.Now, Transport: &http.Transport{
 		TLSClientConfig: secure, ForceAttemptHTTP2: true, MaxConnsPerHost: mostConnections, MaxIdleConnsPerHost: mostConnections, IdleConnTimeout: time.Minute,
 	}}
-	c.Address, c.Scheme, c.HttpClient, c.PathPrefix = u.Hosts[0], "http", &http.Client{Transport: hosts}, ""
-	if secure != nil {
-		c.Scheme = "https"
-	}
+	c.Address, c.Scheme, c.HttpClient, c.PathPrefix = u.Hosts[0], strings.Replace(u.Scheme, "consul", "http", 1), &http.Client{Transport: hosts}, ""
 	if u.Password != "" {
 		c.Token, c.TokenFile = u.Password, ""
 	}

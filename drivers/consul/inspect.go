@@ -1,6 +1,7 @@
 package consul
 
 import (
+	"cmp"
 	"context"
 	"net/url"
 	"strings"
@@ -12,10 +13,7 @@ import (
 	"github.com/redlock-go/redlock/driver/base"
 )
 
-// mostQueue is how many waiters Lookup names.
-const mostQueue = 100
-
-// Lookup returns the holder of key, its waiters, and the first of them in order.
+// Lookup returns the holder of key, how many wait, and the first of them in order.
 func (b *Backend) Lookup(ctx context.Context, key string) (s *driver.State, err error) {
 	err = b.calls.Do(ctx, b.opt.CallTimeout, func(call *base.Call) error {
 		st, err := b.read(call, b.Path(key))
@@ -23,7 +21,7 @@ func (b *Backend) Lookup(ctx context.Context, key string) (s *driver.State, err 
 			return err
 		}
 		s = &driver.State{Key: key, Waiters: len(st.waiters)}
-		for _, p := range st.waiters[:min(len(st.waiters), mostQueue)] {
+		for _, p := range st.waiters[:min(len(st.waiters), 100)] {
 			s.Queue = append(s.Queue, driver.Holder{Owner: holder(p).Owner})
 		}
 		if isHeld(st.lock) {
@@ -40,10 +38,12 @@ func (b *Backend) Lookup(ctx context.Context, key string) (s *driver.State, err 
 func (b *Backend) List(ctx context.Context, prefix string, yield func(*driver.State) bool) error {
 	var all api.KVPairs
 	err := b.calls.Do(ctx, 10*b.opt.CallTimeout, func(call *base.Call) (err error) { // there may be many
+		defer base.Contain(&err)
 		all, _, err = b.client.KV().List(b.Path(prefix), consistent(call))
 		return explain(err)
 	})
 	for _, p := range all {
+		p = cmp.Or(p, &api.KVPair{})
 		full, bad := url.PathUnescape(strings.TrimPrefix(p.Key, b.opt.Path+"/"))
 		key, ours := strings.CutPrefix(full, b.opt.Prefix)
 		ours = ours && bad == nil && b.Path(key) == p.Key && isHeld(p)

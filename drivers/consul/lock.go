@@ -90,7 +90,7 @@ func (a *attempt) try(ctx context.Context) (*lease, error) {
 		var value []byte
 		from := a.s.from()
 		done, err := a.change(ctx, func(base uint64) []*api.KVTxnOp {
-			value = record{a.owner, base}.text()
+			value = entry(a.owner, base)
 			return append(slices.Concat(remove(a.lock, st.lock), remove(a.b.queue(a.lock), st.flag)), hold(a.lock, a.s.id, value))
 		})
 		if err == nil {
@@ -212,7 +212,7 @@ func (a *attempt) enqueue(ctx context.Context) error {
 		return []*api.KVTxnOp{
 			{Verb: api.KVGet, Key: a.lock}, // it is there
 			{Verb: api.KVSet, Key: a.b.queue(a.lock), Value: []byte(a.place())},
-			hold(a.place(), a.s.id, record{Owner: a.owner}.text()),
+			hold(a.place(), a.s.id, entry(a.owner, 0)),
 		}
 	})
 	if err != nil && a.doubt == nil {
@@ -294,7 +294,7 @@ func (b *Backend) pass(ctx context.Context, st *state) error {
 	}
 	first := st.waiters[0]
 	_, _, err := b.change(ctx, func(base uint64) []*api.KVTxnOp {
-		value := record{holder(first).Owner, base}.text()
+		value := entry(holder(first).Owner, base)
 		mark := b.marks(strings.TrimPrefix(first.Key, b.queue(st.key)))
 		return append(append(ops, remove(first.Key, first)...), hold(st.key, first.Session, value), hold(mark, first.Session, nil))
 	})
@@ -325,14 +325,13 @@ func (l *lease) renew(call *base.Call, r *driver.Renewal) (driver.Grant, error) 
 	failed := l.s.keep(call, r.TTL/20)
 	from := l.s.from()
 	done, err := l.b.txn(call, get(l.lock))
-	if err != nil {
+	switch {
+	case err != nil:
 		return l.grant, err
-	}
-	if !l.has(done[l.lock]) {
+	case !l.has(done[l.lock]):
 		l.s.leave()
 		return l.grant, driver.ErrLost
-	}
-	if failed != nil { // a leader that was replaced may not know the session
+	case failed != nil: // a leader that was replaced may not know the session
 		return l.grant, failed
 	}
 	l.grant.Expires = driver.Expires(from, min(r.TTL, time.Duration(l.s.seconds)*time.Second))

@@ -1,8 +1,8 @@
 package consul
 
 import (
+	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -20,10 +20,10 @@ import (
 
 // What is stored under the path:
 //
-//	KEY                  the lock, with the session of its holder and a record as its value
+//	KEY                  the lock, with the session of its holder, its owner and the base as its value
 //	.dlock/base          "dlock1 BASE": the version of this layout, and the base of the tokens
 //	.dlock/q/KEY/        there are waiters: its value changes with each that comes
-//	.dlock/q/KEY/S/N     the waiter N of the session S, held by the session, with a record
+//	.dlock/q/KEY/S/N     the waiter N of the session S, held by the session, with its owner
 //	.dlock/m/S/          held by the session S, which has waiters
 //	.dlock/m/S/N         the waiter N of the session S has got its lock
 //
@@ -50,26 +50,20 @@ func (b *Backend) queue(lock string) string {
 	return b.root() + "q" + strings.TrimPrefix(lock, b.opt.Path) + "/"
 }
 
-// A record is the value of a lock or of a waiter.
-type record struct {
-	Owner string `json:"owner"`
-	Base  uint64 `json:"base,omitempty"` // of the token: see holder
-}
-
-func (r record) text() []byte {
-	text, _ := json.Marshal(r) //nolint:errcheck // it has nothing that could fail
-	return text
+// entry is the value of a lock or of a waiter.
+func entry(owner string, number uint64) []byte {
+	return []byte(base.EntryValue(layout, number, owner, 0))
 }
 
 // holder reads the owner of a lock or of a waiter, and the token of a lock: the base, and the index of the
 // transaction that made its key. The owner of another program's lock is its session, and the token is
 // the index of its last change.
 func holder(p *api.KVPair) driver.Holder {
-	var r record
-	if len(p.Value) > 4096 || json.Unmarshal(p.Value, &r) != nil || r.Owner == "" || r.Base > driver.MaxFence || p.CreateIndex > driver.MaxFence-r.Base {
+	number, owner, _, ours := base.ParseEntry(string(p.Value[:min(len(p.Value), 4096)]), layout)
+	if !ours || p.CreateIndex > driver.MaxFence-number {
 		return driver.Holder{Owner: "session " + p.Session, Fence: p.ModifyIndex}
 	}
-	return driver.Holder{Owner: r.Owner, Fence: r.Base + p.CreateIndex}
+	return driver.Holder{Owner: owner, Fence: number + p.CreateIndex}
 }
 
 // Verdicts of a transaction that did nothing.
@@ -98,7 +92,10 @@ func unsent(err error) bool {
 func (b *Backend) request(ctx context.Context, f func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, b.opt.CallTimeout)
 	defer cancel()
-	err := base.Again(ctx, unsent, func(ctx context.Context) error { return explain(f(ctx)) })
+	err := base.Again(ctx, unsent, func(ctx context.Context) (err error) {
+		defer base.Contain(&err)
+		return explain(f(ctx))
+	})
 	if inDoubt(err) { // the connection ended: whoever asks again at once finds that again
 		base.Pause(ctx, 100*time.Millisecond)
 	}
@@ -157,7 +154,7 @@ func (b *Backend) txn(ctx context.Context, ops ...*api.KVTxnOp) (answer, error) 
 		return nil, err
 	}
 	for _, e := range said.Errors {
-		if err = explain(errors.New(e.What)); !errors.Is(err, errConflict) {
+		if err = explain(errors.New(cmp.Or(e, &api.TxnError{What: "an error without a text"}).What)); !errors.Is(err, errConflict) {
 			return nil, err
 		}
 	}

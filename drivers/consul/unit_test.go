@@ -38,48 +38,36 @@ func TestClassesOfTTLs(t *testing.T) {
 
 // A base that a stranger wrote, and that would overflow the token, is none.
 func TestATokenOverflowsNothing(t *testing.T) {
-	if got := holder(&api.KVPair{CreateIndex: math.MaxUint64 - 2, ModifyIndex: 9, Value: []byte(`{"owner":"o","base":5}`)}).Fence; got != 9 {
+	if got := holder(&api.KVPair{CreateIndex: math.MaxUint64 - 2, ModifyIndex: 9, Value: entry("o", 5)}).Fence; got != 9 {
 		t.Errorf("an index that overflows: token %d", got)
 	}
 	for base, want := range map[uint64]uint64{5: 12, driver.MaxFence - 7: driver.MaxFence, driver.MaxFence - 6: 9, math.MaxUint64: 9, math.MaxUint64 - 6: 9} {
-		p := &api.KVPair{CreateIndex: 7, ModifyIndex: 9, Value: fmt.Appendf(nil, `{"owner":"o","base":%d}`, base)}
+		p := &api.KVPair{CreateIndex: 7, ModifyIndex: 9, Value: entry("o", base)}
 		if got := holder(p).Fence; got != want {
 			t.Errorf("base %d: token %d, want %d", base, got, want)
 		}
 	}
 }
 
-// An index that no server has is no answer, and is not remembered.
-func TestAnIndexOutOfRange(t *testing.T) {
-	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		fmt.Fprintf(w, `{"Results":[{"KV":{"Key":"k","ModifyIndex":%d}}]}`, uint64(driver.MaxFence+1))
-	}))
-	defer s.Close()
-	b, err := Driver{}.Open(&driver.Config{DSN: "consul://" + strings.TrimPrefix(s.URL, "http://")})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer b.Close() //nolint:errcheck // of a test
-	if _, err := b.(*Backend).Lookup(t.Context(), "k"); err == nil || b.(*Backend).seen.Load() != 0 {
-		t.Errorf("%v; seen %d", err, b.(*Backend).seen.Load())
-	}
-}
-
-// An answer that leaves out the key that was locked is no grant, and ends no application.
-func TestAnAnswerWithoutTheLock(t *testing.T) {
-	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if strings.HasSuffix(r.URL.Path, "/txn") {
-			fmt.Fprint(w, `{"Results":[]}`)
-			return
+// An answer that no server gives is an error, ends no application, and its index is not remembered.
+func TestAnAnswerOfNoServer(t *testing.T) {
+	for _, said := range []string{`{"Results":[]}`, `{"Results":[null]}`, `{"Errors":[null]}`, `null`, `[null]`,
+		fmt.Sprintf(`{"Results":[{"KV":{"Key":"dlock/k","ModifyIndex":%d}}]}`, uint64(driver.MaxFence+1))} {
+		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if strings.HasSuffix(r.URL.Path, "/session/create") {
+				fmt.Fprint(w, `{"ID":"s"}`)
+				return
+			}
+			fmt.Fprint(w, said)
+		}))
+		b, err := Driver{}.Open(&driver.Config{DSN: "consul://" + strings.TrimPrefix(s.URL, "http://")})
+		drivertest.Must(t, err)
+		if _, err := b.Acquire(t.Context(), drivertest.NewRequest("k", time.Minute)); err == nil || b.(*Backend).seen.Load() != 0 {
+			t.Errorf("%s: %v; seen %d", said, err, b.(*Backend).seen.Load())
 		}
-		fmt.Fprint(w, `{"ID":"s"}`)
-	}))
-	defer s.Close()
-	b, err := Driver{}.Open(&driver.Config{DSN: "consul://" + strings.TrimPrefix(s.URL, "http://")})
-	drivertest.Must(t, err)
-	defer b.Close() //nolint:errcheck // of a test
-	if _, err := b.Acquire(t.Context(), drivertest.NewRequest("k", time.Minute)); err == nil || !strings.Contains(err.Error(), "leaves out the key") {
-		t.Error(err)
+		_ = b.(driver.Inspector).List(t.Context(), "", func(*driver.State) bool { return true })
+		_ = b.Close()
+		s.Close()
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/redlock-go/redlock/driver/base"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode"
 )
 
@@ -275,7 +276,7 @@ func (s *subscription) Again(ctx context.Context) error { return s.pubsub.Subscr
 func (s *subscription) Close() { _ = s.pubsub.Close() }
 
 func (s *subscription) next() (message any, err error) {
-	defer redisnode.Contain(&err)
+	defer base.Contain(&err)
 	return s.pubsub.Receive(context.Background())
 }
 

@@ -7,6 +7,7 @@ import (
 
 	"github.com/valkey-io/valkey-go"
 
+	"github.com/redlock-go/redlock/driver/base"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode"
 )
 
@@ -69,7 +70,7 @@ func (s *subscription) Again(ctx context.Context) error {
 func (s *subscription) Close() { s.close() }
 
 func (s *subscription) do(ctx context.Context, cmd valkey.Completed) (err error) {
-	defer redisnode.Contain(&err)
+	defer base.Contain(&err)
 	if err := s.conn.Do(ctx, cmd).Error(); !valkey.IsValkeyNil(err) {
 		return s.client.translate(err)
 	}

@@ -3,7 +3,6 @@ package redisnode
 import (
 	"context"
 	"errors"
-	"fmt"
 	"strconv"
 	"strings"
 	"time"
@@ -163,14 +162,6 @@ func Reply(text string, secrets ...string) ServerError {
 		}
 	}
 	return ServerError(code + " " + rest)
-}
-
-// Contain makes an error of a panic if it is deferred: a panic of a client library must not end
-// the application. The outcome of what it did is unknown.
-func Contain(err *error) {
-	if p := recover(); p != nil {
-		*err = fmt.Errorf("panic in the client library: %v", p)
-	}
 }
 
 // ErrNotSent marks the errors of calls that sent no byte.

@@ -3,6 +3,7 @@ package redisnode
 import (
 	"context"
 
+	"github.com/redlock-go/redlock/driver/base"
 	"github.com/redlock-go/redlock/drivers/internal/async"
 )
 
@@ -68,7 +69,7 @@ func heed[T any](ctx context.Context, wg *async.Tracker, do func() (T, error)) (
 	wg.Go(func() {
 		var r result
 		defer func() { done <- r }()
-		defer Contain(&r.err)
+		defer base.Contain(&r.err)
 		r.value, r.err = do()
 	})
 	select {

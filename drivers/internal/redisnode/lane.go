@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/base"
 	"github.com/redlock-go/redlock/drivers/internal/async"
 )
 
@@ -297,7 +298,7 @@ func (l *lane) send(calls []*Call, deadline time.Time) time.Duration {
 }
 
 func (l *lane) exec(ctx context.Context, calls []*Call) (err error) {
-	defer Contain(&err)
+	defer base.Contain(&err)
 	l.node.cfg.Client.Exec(ctx, calls)
 	return nil
 }

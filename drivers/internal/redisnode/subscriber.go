@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/base"
 )
 
 const (
@@ -137,7 +138,7 @@ func (s *subscriber) open() (c *connection, err error) {
 		}
 	}
 	q.mu.Unlock()
-	defer Contain(&err)
+	defer base.Contain(&err)
 	ctx, cancel := context.WithTimeout(s.over, n.cfg.CallTimeout)
 	defer cancel()
 	c.sub, err = n.cfg.Client.Subscribe(ctx, Sink{
