@@ -217,7 +217,7 @@ func overForgetting(forgets, asks func(l *brokenLease)) Harness {
 		}
 		b.renew = func(ctx context.Context, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
 			if asks(l); l.over.Load() {
-				return driver.Grant{}, cmp.Or(release(ctx, l), error(driver.ErrLost))
+				return driver.Grant{}, cmp.Or(release(ctx, l), driver.ErrLost)
 			}
 			return renew(ctx, l, r)
 		}

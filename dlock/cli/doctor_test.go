@@ -249,14 +249,6 @@ var misconfigurations = map[string]misconfiguration{
 	}, always},
 }
 
-// with adds a parameter to a URL.
-func with(url, parameter string) string {
-	if strings.Contains(url, "?") {
-		return url + "&" + parameter
-	}
-	return url + "?" + parameter
-}
-
 // lacks starts a server whose user lacks rights. An administrator runs the printed commands.
 func lacks(rights string) func(*world) (string, mender) {
 	return func(w *world) (string, mender) {
