@@ -188,7 +188,7 @@ func TestNoMessageIsLostThoughATestHasLittleTime(t *testing.T) {
 		h := neverSignals()
 		h.Short, h.Skip = true, map[string]string{}
 		for _, group := range strings.Fields("request exclusion verdict expiry cancel wait") {
-			h.Skip[group] = "the defect is to be met first"
+			h.Skip[group] = "it would take the time of the group with the defect"
 		}
 		Run(t, h)
 		return
