@@ -26,6 +26,7 @@ func TestDependencyRules(t *testing.T) {
 		redisurl  = redisnode + "/redisurl"
 		resp      = redisnode + "/resp"
 		async     = "drivers/internal/async"
+		pgurl     = "drivers/internal/pgurl"
 		fencesql  = "dlock/fence/fencesql"
 		dsn       = "driver/dsn"
 		boot      = "driver/boot"
@@ -52,7 +53,8 @@ func TestDependencyRules(t *testing.T) {
 		names:                {"driver", "driver/base"},
 		redisurl:             {"driver", dsn},
 		resp:                 {},
-		"drivers/postgres":   append(append(base, pgxDeps...), dsn, "driver/base", "dlock/fence", fencesql, "github.com/jackc/puddle/v2"),
+		pgurl:                append(pgxDeps, "driver", dsn),
+		"drivers/postgres":   append(append(base, pgxDeps...), dsn, pgurl, "dlock/fence", fencesql, "github.com/jackc/puddle/v2"),
 		"redlocktest":        {"driver", "redlocktest/internal/wallclock", "github.com/anishathalye/porcupine", "go.uber.org/goleak"},
 		"redlocktest/cli":    append(base, dsn, "redlocktest", "redlocktest/fault", "redlocktest/internal/port", "redlocktest/internal/wallclock", "golang.org/x/sys", "github.com/anishathalye/porcupine", "go.uber.org/goleak"),
 		"redlocktest/fault":  {"driver", "redlocktest", "redlocktest/internal/port", "redlocktest/internal/wallclock", "golang.org/x/sys", "github.com/anishathalye/porcupine", "go.uber.org/goleak"},

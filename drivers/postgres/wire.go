@@ -10,6 +10,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgproto3"
+
+	"github.com/redlock-go/redlock/drivers/internal/pgurl"
 )
 
 // A wireConn is a connection that was taken over from pgx. pgx ends a connection whose call's context
@@ -22,10 +24,6 @@ type wireConn struct {
 	by  time.Time // the write deadline that is set
 }
 
-// maxBody is the greatest length of a message of the server that is read: a server that is not
-// what it seems may announce gigabytes, and pgx makes room for a message before it reads it.
-const maxBody = 16 << 20
-
 // takeOver makes a wireConn of an idle connection.
 func takeOver(ctx context.Context, c *pgx.Conn, pid uint32) (*wireConn, error) {
 	pc := c.PgConn()
@@ -37,7 +35,7 @@ func takeOver(ctx context.Context, c *pgx.Conn, pid uint32) (*wireConn, error) {
 		return nil, err
 	}
 	keepAlive(h.Conn)
-	h.Frontend.SetMaxBodyLen(maxBody)
+	h.Frontend.SetMaxBodyLen(pgurl.MaxBody)
 	return &wireConn{nc: h.Conn, in: h.Frontend, pid: pid}, nil
 }
 

@@ -14,7 +14,7 @@
 //	               as in libpq
 //
 // Several hosts, separated by commas, are tried in order for the primary. Parts that the URL
-// leaves out come from the environment (PGUSER, PGPASSWORD), as with libpq.
+// leaves out come from the environment (PGHOST, PGUSER, PGPASSWORD), as with libpq.
 package pgtable
 
 import (
@@ -23,8 +23,6 @@ import (
 	sqldriver "database/sql/driver"
 	"errors"
 	"net"
-	"strconv"
-	"strings"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -32,7 +30,7 @@ import (
 
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
-	"github.com/redlock-go/redlock/driver/dsn"
+	"github.com/redlock-go/redlock/drivers/internal/pgurl"
 	"github.com/redlock-go/redlock/drivers/sqltable"
 	"github.com/redlock-go/redlock/drivers/sqltable/internal/params"
 )
@@ -49,37 +47,18 @@ var passed = []string{"sslmode", "sslcert", "sslkey", "sslrootcert", "sslsni", "
 
 // Open reads a URL. It reads the files of certificates and passwords, and does no other I/O.
 func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
-	u, err := dsn.Parse(cfg.DSN, "5432", "pgtable")
+	u, err := pgurl.Parse(cfg.DSN, passed, "pgtable")
 	if err != nil {
 		return nil, err
 	}
 	o := params.Options(cfg, u.Params)
-	conns := u.Params.Int("conns", 8, 1, 1000)
-	settings := map[string]string{"user": u.User, "dbname": strings.TrimPrefix(u.Path, "/")}
-	var hosts, ports []string
-	for _, addr := range u.Hosts {
-		host, port, err := net.SplitHostPort(addr)
-		if err != nil {
-			return nil, err
-		}
-		hosts, ports = append(hosts, host), append(ports, port)
-	}
-	settings["host"], settings["port"] = strings.Join(hosts, ","), strings.Join(ports, ",")
-	for _, name := range passed {
-		settings[name] = u.Params.String(name, "")
-	}
-	if err := u.Params.Err(); err != nil {
+	conns := u.Int("conns", 8, 1, 1000)
+	if err := u.Err(); err != nil {
 		return nil, err
 	}
-	c, err := config(settings)
+	c, err := u.Config("")
 	if err != nil {
 		return nil, err
-	}
-	if u.Password != "" { // not through a parser, whose errors quote
-		c.Password = u.Password
-	}
-	if len(u.Hosts) > 1 && c.ValidateConnect == nil {
-		c.ValidateConnect = pgconn.ValidateConnectTargetSessionAttrsPrimary
 	}
 	c.ConnectTimeout = o.CallTimeout
 	// A pooler may give each statement another server process, so no statement is prepared by name.
@@ -91,28 +70,8 @@ func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 		}
 		return dial(ctx, network, addr)
 	}
-	o.Address = "pgtable://" + net.JoinHostPort(c.Host, strconv.Itoa(int(c.Port))) + "/" + c.Database
+	o.Address = pgurl.Address("pgtable", c)
 	return params.Open(sql.OpenDB(connector{stdlib.GetConnector(*c)}), conns, sqltable.Postgres, o)
-}
-
-// config lets pgx read its part of a URL. It quotes none of pgx's errors, except the problem
-// with a file.
-func config(settings map[string]string) (*pgx.ConnConfig, error) {
-	var b strings.Builder
-	for name, value := range settings {
-		if value != "" {
-			b.WriteString(name + "='" + strings.NewReplacer(`\`, `\\`, `'`, `\'`).Replace(value) + "' ")
-		}
-	}
-	c, err := pgx.ParseConfig(strings.TrimSuffix(b.String(), " "))
-	if err == nil {
-		return c, nil
-	}
-	detail := "a parameter has a value that pgx cannot use"
-	if inner := errors.Unwrap(err); inner != nil {
-		detail += ": " + inner.Error()
-	}
-	return nil, driver.Invalid("URL", "%s", detail)
 }
 
 // connecting marks the context in which a connection is made. pgx also dials without it, to ask
