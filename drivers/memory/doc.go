@@ -11,7 +11,6 @@
 //	b.Expire("nightly")          // its holder loses it, and is told at once: ErrLost
 //	b.Fail(err)                  // every call answers err
 //	b.SetOutage(memory.Outage{Hang: true})                   // no call is answered
-//	b.SetOutage(memory.Outage{Delay: time.Second})           // every call takes a second
 //	b.SetOutage(memory.Outage{RenewalsOnly: true, Err: err}) // locks are granted, and not renewed
 //	b.Fail(nil)                  // all is well
 //

@@ -59,10 +59,8 @@ type Outage struct {
 	Err error
 	// Hang leaves calls without an answer. Such a call ends with its context; or with the
 	// outage, and is served then; or after a second, with an error that means an unknown
-	// outcome.
+	// outcome. To delay calls, end the outage after that time.
 	Hang bool
-	// Delay is how long a call takes before it is served or answers Err.
-	Delay time.Duration
 	// RenewalsOnly applies the outage to renewals only.
 	RenewalsOnly bool
 
@@ -104,49 +102,26 @@ func (b *Backend) setOutage(o *outage) {
 // Fail is SetOutage with Err alone; Fail(nil) ends any outage.
 func (b *Backend) Fail(err error) { b.SetOutage(Outage{Err: err}) }
 
-// applyOutage delays or fails a call if there is an outage, and returns when the call began;
-// zero if there is no outage.
+// applyOutage delays or fails a call if there is an outage, and returns when a call began that was
+// delayed; zero: it was not.
 func (b *Backend) applyOutage(ctx context.Context, renewal bool) (start time.Time, err error) {
 	for {
 		o := b.outage.Load()
 		if o == nil || o.RenewalsOnly && !renewal {
 			return start, nil
 		}
+		if !o.Hang {
+			return start, o.Err
+		}
 		if start.IsZero() {
 			start = time.Now()
 		}
-		d := o.Delay
-		if o.Hang {
-			d = callTimeout
-		}
-		switch waited, err := pass(ctx, d-time.Since(start), o.over); {
-		case err != nil:
-			return start, err
-		case !waited:
-			// The outage has changed, or is over.
-		case o.Err != nil:
-			return start, o.Err
-		case o.Hang:
+		select {
+		case <-time.After(callTimeout - time.Since(start)):
 			return start, errNoAnswer
-		default:
-			return start, nil
+		case <-o.over: // or another one has begun
+		case <-ctx.Done():
+			return start, ctx.Err()
 		}
-	}
-}
-
-// pass waits for d, and reports whether d passed.
-func pass(ctx context.Context, d time.Duration, over <-chan struct{}) (bool, error) {
-	if d <= 0 {
-		return true, nil
-	}
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true, nil
-	case <-over:
-		return false, nil
-	case <-ctx.Done():
-		return false, ctx.Err()
 	}
 }

@@ -28,17 +28,15 @@ type lease struct {
 //
 // Client and server have one clock here, so Expires counts from the instant of the effect,
 // unless an outage delayed the request.
-func (b *Backend) lease(e *entry, req *driver.Request, fence uint64, start, now time.Time) *lease {
-	l := &lease{backend: b, entry: e, owner: req.Owner, fence: fence, expires: expires(start, now, req.TTL), clock: now}
+func (b *Backend) lease(e *entry, req *driver.Request, h *hold, start, now time.Time) *lease {
+	l := &lease{backend: b, entry: e, owner: h.owner, fence: h.fence, expires: expires(start, now, req.TTL), clock: now}
 	if req.Quorum != nil {
 		l.grace = req.Quorum.Grace
 	}
-	if h := e.find(req.Owner, fence); h != nil {
-		h.lease = l
-		if h.count > 1 {
-			l.tokens = h.count
-		}
+	if h.count > 1 {
+		l.tokens = h.count
 	}
+	h.lease = l
 	return l
 }
 

@@ -143,10 +143,10 @@ func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Leas
 	var w *waiter
 	err := b.call(ctx, false, func(start, now time.Time) error {
 		e := b.space.entry(b.prefix+req.Key, now)
-		fence, err := e.take(b, req, now)
+		h, err := e.take(b, req, now)
 		switch {
 		case err == nil:
-			l = b.lease(e, req, fence, start, now)
+			l = b.lease(e, req, h, start, now)
 		case req.Wait && b.info.Features.Has(driver.FeatureQueueing) && errors.Is(err, driver.ErrHeld):
 			w = e.enqueue(b, req, now)
 		default:
@@ -170,7 +170,6 @@ func (b *Backend) wait(ctx context.Context, w *waiter) (driver.Lease, error) {
 		case <-w.ready:
 		case <-ctx.Done():
 		}
-		w.start, w.failed = b.applyOutage(ctx, false)
 		if l, err := b.confirm(ctx, w); l != nil || err != nil {
 			return l, err
 		}
@@ -182,10 +181,10 @@ func (b *Backend) wait(ctx context.Context, w *waiter) (driver.Lease, error) {
 // and confirm returns neither a lease nor an error: go on waiting. On an error nothing of w is
 // left.
 func (b *Backend) confirm(ctx context.Context, w *waiter) (driver.Lease, error) {
+	start, err := b.applyOutage(ctx, false)
 	b.space.mu.Lock()
 	defer b.space.mu.Unlock()
 	now := time.Now()
-	err := w.failed
 	if w.interrupted != nil {
 		err = w.interrupted
 	}
@@ -202,7 +201,7 @@ func (b *Backend) confirm(ctx context.Context, w *waiter) (driver.Lease, error) 
 	if h := w.entry.find(w.req.Owner, w.fence); h != nil {
 		h.until = end(&w.req, now)
 		w.entry.arm(now)
-		return b.lease(w.entry, &w.req, w.fence, w.start, now), nil
+		return b.lease(w.entry, &w.req, h, start, now), nil
 	}
 	w.fence = 0
 	w.entry = b.space.entry(w.entry.key, now) // the old one may have been dropped

@@ -57,9 +57,6 @@ type waiter struct {
 	ready       chan struct{} // gets a value when one of the fields below is set
 	fence       uint64        // the token, after the grant
 	interrupted error
-
-	start  time.Time // of the round trip that confirms the grant…
-	failed error     // …and why it failed; only the caller uses these two
 }
 
 func (w *waiter) wake() { signal(w.ready) }
@@ -113,33 +110,33 @@ func (s *space) sweep(now time.Time) {
 	s.entries, s.swept = left, now
 }
 
-// take grants the key to req at once and returns the token, or says why not.
-func (e *entry) take(b *Backend, req *driver.Request, now time.Time) (uint64, error) {
+// take grants the key to req at once, or says why not.
+func (e *entry) take(b *Backend, req *driver.Request, now time.Time) (*hold, error) {
 	if q := req.Quorum; q != nil && q.Guard > 0 && req.TTL > q.Guard {
-		return 0, &driver.RefusedError{Reason: fmt.Sprintf("TTL %v is over the restart guard, %v", req.TTL, q.Guard)}
+		return nil, &driver.RefusedError{Reason: fmt.Sprintf("TTL %v is over the restart guard, %v", req.TTL, q.Guard)}
 	}
 	e.purge(now)
 	for i := range e.holders {
 		if h := &e.holders[i]; h.owner == req.Owner && h.mode == req.Mode {
 			h.until = end(req, now)
-			return h.fence, nil
+			return h, nil
 		}
 	}
 	if !e.free(req.Mode) || len(e.queue) > 0 {
-		return 0, e.held(now)
+		return nil, e.held(now)
 	}
 	counter := e.counter
 	if len(e.holders) > 0 { // readers, whose tokens need not be below one another's
 		counter = e.before
 	}
 	if req.ExactFence != 0 && req.ExactFence < counter {
-		return 0, &driver.RefusedError{Reason: fmt.Sprintf("the key's counter, %d, is above the token to join at, %d", counter, req.ExactFence)}
+		return nil, &driver.RefusedError{Reason: fmt.Sprintf("the key's counter, %d, is above the token to join at, %d", counter, req.ExactFence)}
 	}
 	return e.grant(b, req, now), nil
 }
 
-// grant makes req's owner a holder and returns its token.
-func (e *entry) grant(b *Backend, req *driver.Request, now time.Time) uint64 {
+// grant makes req's owner a holder. The result is valid until the holders change.
+func (e *entry) grant(b *Backend, req *driver.Request, now time.Time) *hold {
 	count := max(req.Tokens, 1)
 	fence := driver.NextFence(e.counter+uint64(count-1), req.FenceFloor, now)
 	if req.ExactFence != 0 {
@@ -151,7 +148,7 @@ func (e *entry) grant(b *Backend, req *driver.Request, now time.Time) uint64 {
 	e.counter = max(e.counter, fence)
 	e.holders = append(e.holders, hold{owner: req.Owner, fence: fence, count: count, mode: req.Mode, since: now, until: end(req, now), backend: b})
 	e.arm(now)
-	return fence
+	return &e.holders[len(e.holders)-1]
 }
 
 // end returns when the server's lock ends if it grants or renews req now.
@@ -264,7 +261,7 @@ func (e *entry) settle(now time.Time) {
 	for len(e.queue) > 0 && e.free(e.queue[0].req.Mode) {
 		w := e.queue[0]
 		e.queue = slices.Delete(e.queue, 0, 1)
-		w.fence = e.grant(w.backend, &w.req, now)
+		w.fence = e.grant(w.backend, &w.req, now).fence
 		w.wake()
 	}
 	for w := range e.watches {
