@@ -57,31 +57,23 @@ type test struct {
 	run  func(*suite, *testing.T)
 }
 
-// alone are the tests that must run alone: they count goroutines, or depend on a reservation's few
-// milliseconds.
-var alone = tests{
-	adapter: []test{},
-	shared: []test{
-		{"QueueServesFirstComeFirst", steadily((*suite).queueOrder)},
-		{"QueuePassesOverTheDeadAndTheSilent", steadily((*suite).queueDead)},
-		{"QueueForgetsAWaiterThatLeaves", steadily((*suite).queueLeaves)},
-		{"QueueLetsInReadersUpToTheFirstWriter", steadily((*suite).queueShared)},
-	},
-}
-
-// together are the tests that run in parallel: they mostly wait. Long ones come first.
-var together = tests{
-	adapter: []test{
+// The tests run in parallel: they mostly wait. Long ones come first. Those of an adapter depend on the client
+// library, and run over each on the server of its name, but with -short the costly ones over go-redis alone.
+// Those of what the drivers share run over go-redis, on both kinds of server unless with -short.
+var (
+	costly = []test{
 		{"Failovers", (*suite).failovers},
 		{"Cluster", (*suite).cluster},
 		{"RightsThatAreDocumentedSuffice", (*suite).allRights},
+		{"WrongRepliesEndNoProcess", (*suite).hostile},
+		{"ErrorsSayWhatIsWrong", (*suite).messages},
+		{"WaitersShareOneConnection", (*suite).oneSubscriber},
+	}
+	adapter = []test{
 		{"LockThatNoReplicaHasIsNotGranted", (*suite).waitReplicas},
 		{"SilentSubscriptionIsReplaced", (*suite).silentConnection},
 		{"ConnectingHoldsUpNeitherCallersNorClose", (*suite).hungConnect},
-		{"WrongRepliesEndNoProcess", (*suite).hostile},
-		{"ErrorsSayWhatIsWrong", (*suite).messages},
 		{"DeadlinesHoldOnAnApplicationsClient", (*suite).appDeadlines},
-		{"WaitersShareOneConnection", (*suite).oneSubscriber},
 		{"WithoutPubSubWatchFailsAndSaysSoOnce", (*suite).noPubSub},
 		{"TLSPasswordUserAndSocket", (*suite).ways},
 		{"InspectorShowsLocksAndNothingElse", (*suite).inspector},
@@ -91,8 +83,8 @@ var together = tests{
 			srv := server.StartFor(t, s.kind)
 			drivertest.RunErrors(t, s.open(t, s.url(srv.Addr(), "?call_timeout=500ms")), srv.Addr(), srv.Pause, srv.Resume)
 		}},
-	},
-	shared: []test{
+	}
+	shared = []test{
 		{"WithoutTheRightToAQueueWaitersPoll", (*suite).queueRefused},
 		{"ReadersAndForeignLocksExcludeEachOther", (*suite).sharedForeign},
 		{"OperatorsSeeEachReader", (*suite).sharedOperators},
@@ -105,21 +97,23 @@ var together = tests{
 		{"ReleasesThatNobodyWaitsForAreNotAnnounced", (*suite).silentRelease},
 		{"ForeignLibraryGetsItsTurnInAGap", (*suite).foreignGap},
 		{"ForeignHolderIsPolledQuickly", (*suite).foreignHolder},
-	},
-}
-
-// tests are those that depend on the client library, which run over each on the server of its name, and
-// those of what the drivers share, which run over go-redis, on both kinds of server unless with -short.
-type tests struct{ adapter, shared []test }
-
-func (l tests) of(s *suite) []test {
-	switch {
-	case s.Scheme == "valkey":
-		return l.adapter
-	case s.kind == server.KindValkey:
-		return l.shared
+		{"QueueServesFirstComeFirst", (*suite).queueOrder},
+		{"QueuePassesOverTheDeadAndTheSilent", (*suite).queueDead},
+		{"QueueForgetsAWaiterThatLeaves", (*suite).queueLeaves},
+		{"QueueLetsInReadersUpToTheFirstWriter", (*suite).queueShared},
 	}
-	return slices.Concat(l.adapter, l.shared)
+)
+
+func (s *suite) tests() []test {
+	switch {
+	case s.Scheme == "valkey" && testing.Short():
+		return adapter
+	case s.Scheme == "valkey":
+		return slices.Concat(costly, adapter)
+	case s.kind == server.KindValkey:
+		return shared
+	}
+	return slices.Concat(costly, adapter, shared)
 }
 
 // TestMain lets eight tests run in parallel on any number of processors: they mostly wait. At the end no
@@ -162,22 +156,18 @@ func TestConformance(t *testing.T) {
 	})
 }
 
-// TestDriver runs all other tests: on each server first those that must run alone, then the rest in
-// parallel.
+// TestDriver runs all other tests.
 func TestDriver(t *testing.T) {
+	t.Parallel()
 	eachSuite(t, func(t *testing.T, s *suite) {
-		for _, test := range alone.of(s) {
-			t.Run(test.name, func(t *testing.T) { test.run(s, t) })
-		}
 		t.Parallel()
-		for _, test := range together.of(s) {
+		for _, test := range s.tests() {
 			t.Run(test.name, func(t *testing.T) {
 				t.Parallel()
 				test.run(s, t)
 			})
 		}
 	})
-	t.Parallel()
 }
 
 func eachSuite(t *testing.T, do func(*testing.T, *suite)) {

@@ -468,7 +468,7 @@ func TestTwoReleasesAndThreePrefixesShareServers(t *testing.T) {
 		var wg sync.WaitGroup
 		for who, b := range clients {
 			wg.Go(func() {
-				for got, end := 0, time.Now().Add(time.Minute); got < 5; time.Sleep(20 * time.Millisecond) {
+				for got, end := 0, time.Now().Add(time.Minute); got < 5; time.Sleep(guard / 10) {
 					l, err := b.Acquire(context.Background(), &driver.Request{Key: "k", Owner: fmt.Sprint("o/", bids.Add(1)), TTL: guard})
 					if err == nil {
 						got++
@@ -579,7 +579,7 @@ func TestAServerThatIsMadeToEvictVotesNoLonger(t *testing.T) {
 		}
 		until := func(done func(error) bool) error {
 			var err error
-			for end := time.Now().Add(time.Minute); ; {
+			for end := time.Now().Add(time.Minute); ; <-time.After(10 * time.Millisecond) {
 				if err = try(); done(err) {
 					return err
 				}
@@ -605,14 +605,15 @@ func TestAServerThatIsMadeToEvictVotesNoLonger(t *testing.T) {
 // Without a guard, a server that evicts keys is reported once, at the first contact.
 func TestALoneInstanceOnAServerThatEvictsIsWarned(t *testing.T) {
 	eachKind(t, func(t *testing.T, kind server.Kind) {
+		s := server.StartFor(t, kind)
 		for _, c := range []struct {
 			memory, policy string
 			warned         int32
 		}{{"100mb", "volatile-lru", 1}, {"100mb", "noeviction", 0}, {"0", "volatile-lru", 0}} {
-			s := server.StartFor(t, kind, server.WithMaxMemory(c.memory, c.policy))
-			at := dialServer(t, s)
+			do(t, s, "CONFIG", "SET", "maxmemory", c.memory)
+			do(t, s, "CONFIG", "SET", "maxmemory-policy", c.policy)
 			var evictions atomic.Int32
-			n, _ := newGuarded(t, moving(&at), func(c *Config) {
+			n, _ := newGuarded(t, plain(t, s), func(c *Config) {
 				c.Guard, c.Bootstrap = 0, false
 				c.Notify = func(e driver.Notice) {
 					if e.Kind == quorum.NoticeEviction {

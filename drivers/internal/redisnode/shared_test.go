@@ -38,7 +38,7 @@ func do(t testing.TB, srv *server.Server, args ...string) any {
 // queueShared: readers and writers have one queue. A release lets in all readers up to the first writer; who
 // comes later waits behind that one, which gets the lock from the last reader. A writer that leaves, or dies,
 // holds up nobody.
-func (s *suite) queueShared(t testing.TB) {
+func (s *suite) queueShared(t *testing.T) {
 	srv := server.StartFor(t, s.kind)
 	gone := fault.NewProxy(t, srv.Addr())
 	reader, writer := "r"+srv.Addr(), srv.Addr()
@@ -82,15 +82,7 @@ func (s *suite) queueShared(t testing.TB) {
 		return nil
 	})
 	refused(newcomer)
-	before := subscribers(t, srv)
-	drivertest.Must(t, gone.Refuse())
-	gone.CutAll()
-	eventually(t, func() error {
-		if subscribers(t, srv) == before {
-			return errors.New("the server has not noticed that a subscriber is gone")
-		}
-		return nil
-	})
+	kill(t, srv, gone, ws[5])
 	late, held := s.asks(t, newcomer)
 	if held != nil {
 		t.Fatalf("behind a writer whose process is gone: %v", held)
