@@ -63,7 +63,7 @@
 //
 // keep the order of the tokens longer than that, even if the clock was set back. A key that is
 // used once costs about 150 bytes for this time: with TTL 10 s, a thousand new keys a second
-// need 1,000 × 130 s × 150 B = 20 MB. If the clock falls by two minutes and no lock is taken
+// need 1,000 × 140 s × 150 B = 21 MB. If the clock falls by two minutes and no lock is taken
 // meanwhile, a token of an unused lock may repeat. There is a counter per key, and not one hash
 // for all, because one SET … GET reads and raises it, traffic on other keys does not keep it
 // alive, and it ends by itself. A release is published to the first waiter, on a channel of

@@ -24,14 +24,14 @@ type counters struct {
 	s       *simServer
 	keys    [counterKeys]simKey
 	largest [counterKeys]uint64 // token
-	due     time.Time           // the clock when it was last to be compared with the mark
-	peak    time.Time           // the latest clock since
+	high    time.Time           // the latest clock when it was to be compared with the mark, after the last fall that was noticed
+	peak    time.Time           // the latest clock after that fall
 	outside bool                // the clock moved in a way that the guarantee excludes
 }
 
 func newCounters(broken simBroken) *counters {
 	at := time.UnixMicro(1_700_000_010_000_000)
-	return &counters{s: &simServer{broken: broken, at: at}, due: at, peak: at}
+	return &counters{s: &simServer{broken: broken, at: at}, peak: at}
 }
 
 // on makes k the server's key while f runs.
@@ -59,9 +59,13 @@ func (c *counters) grant(k int, proposed uint64) (rises bool) {
 		token := c.s.acquire(simCall{me: "o/1", token: proposed, life: counterLife}, &quorum.Terms{}).fence
 		key.clear()
 		if x := int64(token); old == 0 || x/simInterval != old/simInterval || x > c.s.micros()+simAhead {
-			fell := c.peak.Sub(c.s.at)
-			c.outside = c.outside || !c.s.at.Before(c.due) && fell >= counterLife-time.Duration(simLag)*time.Microsecond
-			c.due, c.peak = c.s.at, c.s.at
+			at := c.s.at
+			if at.Before(c.high.Add(-simInterval * time.Microsecond)) {
+				c.high, c.peak = at, at // noticed
+			} else if at.After(c.high) {
+				c.high = at
+			}
+			c.outside = c.outside || c.peak.Sub(at) >= counterLife-time.Duration(simLag)*time.Microsecond
 		}
 		rises = token > c.largest[k]
 		c.largest[k] = max(c.largest[k], token)

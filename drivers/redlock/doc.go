@@ -172,12 +172,11 @@
 // step or early expiry of a lock can break this. It assumes fixed membership, nodes that keep
 // acknowledged writes, and that no node's clock goes ahead by two minutes and a TTL and comes back
 // unseen, which ends the counter; on volatile nodes with the guard it holds while the nodes' clocks
-// agree within a quarter of the guard, and the guard is longer than ten seconds for each time that
-// a clock was set back during it: the node may then give tokens up to ten seconds ahead of its
-// clock, and a node that forgets in these seconds relies on the clock after its quarantine. (With a
-// guard of 0.6 s, the simulation found three schedules of 900,000 in which a token was given again
-// or fell.) A client that slept proposes no token from before its sleep, and no node gives one that
-// is more than 2 s behind its own clock, or from before the end of its quarantine.
+// agree within a quarter of the guard. (If a clock is set back by more than ten seconds, which that
+// allows with a guard of over 40 s, its node gives tokens up to ten seconds ahead of the clocks, and
+// a node that forgets relies on the clocks: each such time takes ten seconds of the guard.) A client
+// that slept proposes no token from before its sleep, and no node gives one that is more than 2 s
+// behind its own clock, or from before the end of its quarantine.
 //
 // G3 freshness: a successful renewal proves that no lease with a larger token had been granted
 // before it began, under G2's assumptions; and, if a node came back with older data, if no key

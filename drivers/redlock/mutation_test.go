@@ -74,6 +74,7 @@ func TestEveryPartIsMissed(t *testing.T) {
 		{"the attempt in the value", "forgetful", 555, 6000, sabotage{engine: oneAttempt}},
 		{"the end of a range in the counter", "wild", 343, 2000, sabotage{node: simBroken{first: true}}},
 		{"the join's bound", "dense", 520, 20000, sabotage{node: simBroken{join: true}}},
+		{"the slack of the floor", "set", 6014642, 2000, sabotage{node: simBroken{hasty: true}}},
 		{"the perishable acquire", "lossless", 209, 2000, sabotage{node: simBroken{perishable: true}}},
 		{"the release's own context", "lossless", 4, 2000, sabotage{node: simBroken{caller: true}}},
 		{"the release's order behind its acquire", "lossless", 14, 2000, sabotage{engine: releaseEarly}},

@@ -55,6 +55,7 @@ type simBroken struct {
 	old        bool // the clock is compared with the mark only if there is no counter
 	ahead      bool // a token ahead of the clock does not make it compared
 	floor      bool // a clock that fell below the mark raises nothing
+	hasty      bool // a clock that fell a little raises the floor
 	life       bool // a counter's life counts from the clock instead of its token
 
 	guard   bool // a node in quarantine votes
@@ -648,21 +649,28 @@ const (
 // tokens before it, above the floor.
 func (s *simServer) pass(x int64, missing bool, more int64) int64 {
 	m := &s.memory.mark
-	m.floor = s.floor()
+	m.high, m.floor = s.looked()
 	if missing && x <= m.floor+more {
 		x = m.floor + more + 1
 	}
-	m.high, m.top = s.micros(), max(m.top, x)
+	m.top = max(m.top, x)
 	return x
 }
 
-// floor returns the mark's floor, above all tokens until the last look if the clock has fallen
-// since.
-func (s *simServer) floor() int64 {
-	if m := &s.memory.mark; s.micros() < m.high && !s.broken.floor {
-		return max(m.floor, m.top+simInterval)
+// looked returns the mark's clock after a look, and its floor, above all tokens until the last look
+// if the clock has fallen.
+func (s *simServer) looked() (high, floor int64) {
+	m, now, slack := &s.memory.mark, s.micros(), int64(simInterval)
+	if s.broken.hasty {
+		slack = 0
 	}
-	return s.memory.mark.floor
+	if now >= m.high-slack {
+		return max(m.high, now), m.floor
+	}
+	if s.broken.floor {
+		return now, m.floor
+	}
+	return now, max(m.floor, m.top+simInterval)
 }
 
 func (s *simServer) enters(x, old int64) bool {
@@ -680,7 +688,7 @@ func (s *simServer) count(k *simKey, x int64, life time.Duration) {
 
 // join models lua/join.lua. The caller holds s.mu.
 func (s *simServer) join(c simCall, t *quorum.Terms) simReply {
-	k, now, x := s.key(), s.micros(), int64(c.token)
+	k, x := s.key(), int64(c.token)
 	refused := s.reply(0, &driver.RefusedError{RetryAfter: time.Millisecond, Reason: "the counter is above the token, or may have been"})
 	old := int64(k.counter)
 	above := old
@@ -698,8 +706,10 @@ func (s *simServer) join(c simCall, t *quorum.Terms) simReply {
 		return s.held(k)
 	case above > x && !s.broken.join && (t.Guard == 0 || above+simLag+int64(t.Quarantine/time.Microsecond) >= int64(c.seen)):
 		return refused
-	case old == 0 && (x <= s.floor() || now > int64(c.seen)+int64(c.life/time.Microsecond)-simInterval):
-		return refused
+	case old == 0:
+		if high, floor := s.looked(); x <= floor || high > int64(c.seen)+int64(c.life/time.Microsecond)-simInterval {
+			return refused
+		}
 	}
 	stored := max(x, old)
 	if old == 0 || s.enters(stored, old) {

@@ -20,8 +20,9 @@ import (
 )
 
 // counterLife is how long a counter outlives its last token, in addition to the TTL: far longer
-// than a clock can fall back between two checks (lua/counter.lua).
-const counterLife = 2 * time.Minute
+// than a clock can fall back between two checks, and the ten seconds that it may fall at a check
+// (lua/counter.lua).
+const counterLife = 2*time.Minute + 10*time.Second
 
 // A Node is a backend over one server, or over servers that behave like one: a primary behind
 // Sentinel, or a Cluster. It is safe for concurrent use.

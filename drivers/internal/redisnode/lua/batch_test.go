@@ -25,7 +25,7 @@ var states = []string{
 var faults = []string{
 	"", "", "", "fail MGET 'NOPERM no'", "fail EXISTS 'NOPERM no'", "fail PTTL 'NOPERM no'", "fail 'DEL l1' 'NOPERM no'", "fail 'DEL ' 'NOPERM no'",
 	"fail 'SET l1' 'OOM full'", "fail 'SET c1' 'OOM full'", "fail 'SET mark' 'OOM full'", "fail ZPOPMIN 'NOPERM no'", "fake 'PUBLISH free:' 1",
-	"set mark 'now+1 now+2 now+3'", "set mark 'now-9 now-8 now+90000000'", "set mark odd",
+	"set mark 'now+1 now+2 now+3'", "set mark 'now+10000001 now+2 now+3'", "set mark 'now-9 now-8 now+90000000'", "set mark odd",
 }
 
 // together runs the calls of a round in a batch, with those that it leaves alone singly behind it, or

@@ -1,8 +1,10 @@
 -- Part of acquire, join, renew and batch, after the code that serves most calls: fencing counters that end some time
--- after their last token. mark is the name of "high top floor" in microseconds: the clock at the last look, the largest
+-- after their last token. mark is the name of "high top floor" in microseconds: the latest clock at a look, the largest
 -- token until then, and the limit above which the token of a lock without a counter must be.
 -- A look is needed if there is no counter, if a token enters another interval than the one before, and if it is ahead
--- of the clock. A clock that has fallen since the last look may have ended counters whose tokens are ahead of it.
+-- of the clock. A clock that has fallen by more than INTERVAL may have ended counters whose tokens are ahead of it. After
+-- a smaller fall a token that is ahead has its counter still; and a floor that is ahead of the clock is forgotten with the
+-- server's memory, so that its tokens would be given again.
 local INTERVAL, AHEAD, MOST = 10000000, 500000, 9007199254740991
 local function digits(n) return string.format('%.0f', n) end
 -- parsed returns the number that a counter holds, nil without one; or nil and an error.
@@ -11,8 +13,8 @@ local function parsed(old)
   if counter or not old then return counter end
   return nil, redis.error_reply('ERR the fencing counter of this lock holds something else')
 end
--- marked returns the parts of the mark, with a floor that is above all tokens until the last look if the clock has fallen
--- since; or nil and an error.
+-- marked returns the parts of the mark, with the clock of this look, and with a floor that is above all tokens until the
+-- last look if the clock has fallen; or nil and an error.
 local function marked()
   local stored = redis.pcall('GET', mark)
   local odd = 'ERR the mark of the fencing counters holds something else'
@@ -22,8 +24,8 @@ local function marked()
   local high, top, floor = string.match(stored or '0 0 0', '^(%d+) (%d+) (%d+)$')
   if not high then return nil, redis.error_reply(odd) end
   high, top, floor = tonumber(high), tonumber(top), tonumber(floor)
-  if now < high then floor = math.max(floor, top + INTERVAL) end
-  return high, top, floor
+  if now < high - INTERVAL then return now, top, math.max(floor, top + INTERVAL) end
+  return math.max(high, now), top, floor
 end
 -- look returns the token, raised above the floor, with the tokens of its range, if there is no counter; or nil and an error.
 local function look(x, missing, more)
@@ -31,7 +33,7 @@ local function look(x, missing, more)
   if not high then return nil, top end
   if missing then x = math.max(x, floor + (more or 0) + 1) end
   if x > MOST then return nil, redis.error_reply('ERR the fencing counter of this lock is at its end') end
-  local said = redis.pcall('SET', mark, digits(now) .. ' ' .. digits(math.max(top, x)) .. ' ' .. digits(floor))
+  local said = redis.pcall('SET', mark, digits(high) .. ' ' .. digits(math.max(top, x)) .. ' ' .. digits(floor))
   if said.err then return nil, said end
   return x
 end

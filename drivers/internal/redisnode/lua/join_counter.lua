@@ -8,7 +8,7 @@ if not counter then
   -- A counter above the token may have ended, unless the lease was confirmed a short while ago.
   local high, odd, floor = marked()
   if not high then return odd end
-  if x <= floor or now > ARGV[6] + ARGV[5] * 1000 - INTERVAL then return {-2, floor, now} end
+  if x <= floor or high > ARGV[6] + ARGV[5] * 1000 - INTERVAL then return {-2, floor, now} end
   stored, why = look(stored, true)
 elseif enters(stored, counter) then
   stored, why = look(stored, false)
