@@ -132,7 +132,6 @@ func unchanged(*world, []string, []*server.Server) (string, mender) { return "",
 
 var misconfigurations = map[string]misconfiguration{
 	"eviction":       {"maxmemory-policy unsafe allkeys-lru", alone(server.KindRedis, "", server.WithMaxMemory("100mb", "allkeys-lru")), always},
-	"memory":         {"memory-low warning", alone(server.KindValkey, "", server.WithMaxMemory("1mb", "noeviction")), long},
 	"no persistence": {"appendonly warning no", alone(server.KindRedis, ""), long},
 	"not durable":    {"durable-not-persistent unsafe everysec", alone(server.KindRedis, "?restart_guard=10s&durable=true", server.WithAppendOnly("everysec")), long},
 	"cluster": {"cluster-node unsafe", func(w *world) (string, mender) {
@@ -144,26 +143,11 @@ var misconfigurations = map[string]misconfiguration{
 	"replicas": {"has-replicas warning 1", func(w *world) (string, mender) {
 		primary := server.Valkey(w.t)
 		server.Valkey(w.t, server.WithReplicaOf(primary))
-		return primary.URL(), w.shell
+		return primary.URL(), nil
 	}, long},
-	"no eval": {"acl-command unsafe EVAL", lacks("~* &* +@all -eval"), long},
-	"rights":  {"acl-key unsafe,acl-channel warning,acl-command warning MGET,unknown-setting note", lacks("~other:* resetchannels &other:* +@all -config -mget"), always},
-	"persistence": {"save-failed warning,appendfsync note", func(w *world) (string, mender) {
-		s := server.Valkey(w.t, server.WithAppendOnly("everysec"))
-		dump := filepath.Join(s.Dir(), "dump.rdb", "in the way")
-		if err := os.MkdirAll(dump, 0o700); err != nil {
-			w.t.Fatal(err)
-		}
-		w.do(s, "BGSAVE")
-		return s.URL(), func(f driver.Diagnostic) error {
-			if f.Code == "appendfsync" {
-				return w.shell(f)
-			}
-			err := os.RemoveAll(filepath.Dir(dump))
-			w.do(s, "BGSAVE")
-			return err
-		}
-	}, long},
+	"no eval":     {"acl-command unsafe EVAL", lacks("~* &* +@all -eval"), long},
+	"rights":      {"acl-key unsafe,acl-channel warning,acl-command warning MGET,unknown-setting note", lacks("~other:* resetchannels &other:* +@all -config -mget"), always},
+	"persistence": {"appendfsync note", alone(server.KindValkey, "", server.WithAppendOnly("everysec")), long},
 	"clock": {"clock-set-back unsafe m", func(w *world) (string, mender) {
 		s := server.Redis(w.t, server.WithClock())
 		set := func(ahead time.Duration) {

@@ -137,6 +137,7 @@ func (t *attempt) heard(a *answer, err error, late bool) error {
 		t.doubt()
 		return t.failed(err, late)
 	}
+	_, tells := text(a.Reply, 1) // the value of the lock, as the refusals of the scripts do
 	switch code := a.code(); {
 	case a.granted(): // at this time, with the proposed token
 		n.queue.served(t.texts.Key, t.place)
@@ -145,7 +146,7 @@ func (t *attempt) heard(a *answer, err error, late bool) error {
 			return err
 		}
 		return t.granted(a)
-	case code == 0 && tells(a):
+	case code == 0 && tells:
 		e := held(a)
 		n.queue.refused(t.texts.Key, t.place, e.Clock, a.received.Sub(a.sent))
 		e.PollAfter = n.queue.pollAfter(t.texts.Key, t.place, a.process, e)
@@ -183,12 +184,6 @@ func (t *attempt) granted(a *answer) error {
 	}
 	t.lease = l
 	return nil
-}
-
-// tells reports whether a refusal contains the value of the lock, as those of the scripts do.
-func tells(a *answer) bool {
-	_, ok := text(a.Reply, 1)
-	return ok
 }
 
 // held makes the verdict from {0, value, PTTL, TIME}.

@@ -86,10 +86,6 @@ func (f *router) gatherOne(calls []*Call, usual time.Duration) (*batch, []*Call)
 	if first == nil {
 		b.of = b.releases[0]
 	}
-	if usual >= longTrip && !b.of.by.loaded.Load() {
-		f.loadBatch(b.of) // to find out by a batch would cost the calls a round trip
-		return nil, calls
-	}
 	b.fill()
 	return b, send
 }
@@ -150,7 +146,6 @@ func (f *router) spread(b *batch) {
 	var refusal ServerError
 	switch {
 	case b.Err == nil:
-		b.of.by.loaded.Store(true)
 		if !b.read() {
 			b.of.by.rest(afterNoUse) // a right is missing, or all locks have waiters
 		}
@@ -249,21 +244,14 @@ func (f *router) loadBatch(of *answer) {
 	// Copies: the call may be reused meanwhile.
 	by, at := of.by, of.process
 	keys, q := slices.Clone(of.request.keys), of.request.q
-	if !by.asking.CompareAndSwap(false, true) {
-		return
-	}
 	by.rest(afterRefusal)
-	f.guard.wg.Add()
-	go func() {
-		defer f.guard.wg.Done()
-		defer by.asking.Store(false)
+	f.guard.wg.Go(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), f.guard.cfg.CallTimeout)
 		defer cancel()
 		p, err := f.load(ctx, at, lua.Batch, q, keys, false)
 		by.rest(afterNoUse)
 		if err == nil && p == at {
-			by.loaded.Store(true)
 			by.rest(0)
 		}
-	}()
+	})
 }

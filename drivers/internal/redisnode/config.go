@@ -41,32 +41,21 @@ type Config struct {
 
 // check sets the defaults, and refuses what no node can be.
 func (cfg *Config) check() error {
-	if err := names.CheckPrefix(cfg.Prefix); err != nil {
-		return err
-	}
 	if cfg.CallTimeout == 0 {
 		cfg.CallTimeout = redisurl.DefaultCallTimeout
-	}
-	if cfg.CallTimeout < driver.MinTTL {
-		return driver.Invalid("CallTimeout", "must be at least %v, not %v", driver.MinTTL, cfg.CallTimeout)
-	}
-	if cfg.WaitReplicas < 0 {
-		return driver.Invalid("WaitReplicas", "must be 0 or more, not %d", cfg.WaitReplicas)
-	}
-	if cfg.ForeignGap < 0 || cfg.ForeignGap > gapEvery/2 {
-		return driver.Invalid("ForeignGap", "must be 0 to %v, not %v", gapEvery/2, cfg.ForeignGap)
-	}
-	if cfg.WaitReplicas > 0 && cfg.Cluster {
-		return driver.Invalid("WaitReplicas", "is for one primary, and not for a Cluster")
 	}
 	if cfg.Notify == nil {
 		cfg.Notify = func(driver.Notice) {}
 	}
-	return cfg.checkGuard()
-}
-
-func (cfg *Config) checkGuard() error {
 	switch {
+	case cfg.CallTimeout < driver.MinTTL:
+		return driver.Invalid("CallTimeout", "must be at least %v, not %v", driver.MinTTL, cfg.CallTimeout)
+	case cfg.WaitReplicas < 0:
+		return driver.Invalid("WaitReplicas", "must be 0 or more, not %d", cfg.WaitReplicas)
+	case cfg.WaitReplicas > 0 && cfg.Cluster:
+		return driver.Invalid("WaitReplicas", "is for one primary, and not for a Cluster")
+	case cfg.ForeignGap < 0 || cfg.ForeignGap > gapEvery/2:
+		return driver.Invalid("ForeignGap", "must be 0 to %v, not %v", gapEvery/2, cfg.ForeignGap)
 	case cfg.Guard < 0:
 		return driver.Invalid("RestartGuard", "must be 0 or more, not %v", cfg.Guard)
 	case cfg.Guard > 0 && cfg.Guard < minTTL:
@@ -78,7 +67,7 @@ func (cfg *Config) checkGuard() error {
 	case cfg.Guard == 0 && cfg.Bootstrap:
 		return driver.Invalid("Bootstrap", "is for a lone instance with a restart guard; a quorum has its own")
 	}
-	return nil
+	return names.CheckPrefix(cfg.Prefix)
 }
 
 // gapEvery is the time from one gap to the next.

@@ -192,7 +192,6 @@ func (e *examination) facts(reply any) {
 	}
 	number := func(name string) int64 { n, _ := strconv.ParseInt(info[name], 10, 64); return n }
 	primary, count := info["role"] == "master", number("connected_slaves")
-	used, room := number("used_memory"), number("maxmemory")
 	e.add(
 		finding{info["run_id"] != "", "process", note, info["run_id"], "its process is " + info["run_id"], "", ""},
 		finding{true, "topology", note, topology, "used as topology=" + topology, "", ""},
@@ -209,29 +208,9 @@ func (e *examination) facts(reply any) {
 		},
 		finding{
 			primary && !cfg.Failover && count > 0, "has-replicas", warning, strconv.FormatInt(count, 10),
-			fmt.Sprintf("the server has %d replicas: a failover may lose the last locks and counters", count), "let it have none: use a quorum (redlock:) for availability", e.replicas(),
+			fmt.Sprintf("the server has %d replicas: a failover may lose the last locks and counters", count), "let it have none: use a quorum (redlock:) for availability", "",
 		},
-		finding{
-			room > 0 && used > room/4*3, "memory-low", warning, fmt.Sprintf("%d of %d bytes used", used, room),
-			fmt.Sprintf("%d%% of maxmemory is used, and locks are refused when it is full", 100*used/max(room, 1)),
-			"raise maxmemory: a lock costs about 150 bytes until its counter ends, some minutes after its last use", e.cli(e.Node, "CONFIG", "SET", "maxmemory", strconv.FormatInt(2*used+2<<20, 10)),
-		},
-		finding{info["rdb_last_bgsave_status"] == "err" || info["aof_last_write_status"] == "err", "save-failed", warning, "", "the server could not save its data lately", "look at its log and its disk", ""},
 	)
-}
-
-// replicas returns the command that makes every replica a server of its own.
-func (e *examination) replicas() string {
-	var commands []string
-	for i := 0; e.info["slave"+strconv.Itoa(i)] != ""; i++ {
-		f := map[string]string{}
-		for pair := range strings.SplitSeq(e.info["slave"+strconv.Itoa(i)], ",") {
-			name, value, _ := strings.Cut(pair, "=")
-			f[name] = value
-		}
-		commands = append(commands, e.cli(net.JoinHostPort(f["ip"], f["port"]), "REPLICAOF", "NO", "ONE"))
-	}
-	return strings.Join(commands, " && ")
 }
 
 // metaText matches the memory of the restart guard, with the terms, till, high, and why it does

@@ -48,16 +48,11 @@ func (f *router) load(ctx context.Context, p *process, o lua.Op, q *quorum.Info,
 		c.Text, c.Args = p.guard(f.guard.space, q.Proposal()).scripts[o].Text, memory.HandshakeArgs(q, mode, p.clock.at(deadline))
 		c.Behind = f.guard.handshakeKey
 	}
-	now, err := f.handshake(ctx, p, c, keys[0])
+	now, err := f.meet(ctx, p.lane, c, keys[0], 1)
 	if err != nil || q == nil || now != p {
 		return now, err
 	}
 	return p, f.guard.readHandshake(ctx, p, q, c.Reply)
-}
-
-// handshake sends c and notes from its reply which process answered.
-func (f *router) handshake(ctx context.Context, p *process, c *Call, key string) (*process, error) {
-	return f.meet(ctx, p.lane, c, key, 1)
 }
 
 // prepare prepares a handshake and returns its mode; what says why a lone instance counts as
@@ -102,7 +97,7 @@ func (f *router) review(p *process, g *guarded, q *quorum.Info) {
 		defer g.reviewing.Store(false)
 		ctx, cancel := context.WithTimeout(context.Background(), f.guard.cfg.CallTimeout)
 		defer cancel()
-		_, err := f.handshake(ctx, p, c, f.guard.meta)
+		_, err := f.meet(ctx, p.lane, c, f.guard.meta, 1)
 		var refusal ServerError
 		if !errors.As(err, &refusal) || !strings.HasPrefix(string(refusal), "GUARD ") {
 			return // the next bid finds out which process serves now, and whether it answers
@@ -170,7 +165,7 @@ func (f *router) bootstrap(ctx context.Context, q *quorum.Info, mode string, see
 			to = p.adopt(f.guard.space, *q.Proposal())
 		}
 		c := &Call{Behind: f.guard.handshakeKey, Keys: []string{f.guard.meta}, Text: to.scripts[lua.Acquire].Text, Args: args}
-		now, err := f.handshake(ctx, p, c, f.guard.meta)
+		now, err := f.meet(ctx, p.lane, c, f.guard.meta, 1)
 		if err != nil {
 			return err
 		}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/base"
+	"github.com/redlock-go/redlock/drivers/internal/async"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/lua"
 )
 
@@ -28,7 +29,9 @@ func (n *Node) Lookup(ctx context.Context, key string) (*driver.State, error) {
 }
 
 func (n *Node) lookup(ctx context.Context, key string) (*driver.State, error) {
-	a, err := heed(ctx, &n.wg, func() (*answer, error) { return n.try(ctx, lua.Lookup, n.inspected(nil, key), "0") })
+	a, err := heed(ctx, &n.wg, func() (*answer, error) {
+		return n.router.run(async.Within(ctx, n.cfg.CallTimeout), &request{op: lua.Lookup, keys: n.inspected(nil, key), script: fixed{"0"}})
+	})
 	if err != nil {
 		return nil, err
 	}

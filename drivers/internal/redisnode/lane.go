@@ -95,7 +95,10 @@ func (l *lane) do(ctx context.Context, c *Call) error {
 	select {
 	case <-c.wake:
 	case <-ctx.Done():
-		if !l.leave(c, ctx.Err()) {
+		l.mu.Lock()
+		left := l.giveUp(c, ctx.Err())
+		l.mu.Unlock()
+		if !left {
 			<-c.wake // both came at the same moment: the answer counts
 		}
 	}
@@ -167,7 +170,7 @@ func (l *lane) free() int {
 
 // alone sends c on the caller's goroutine. Another goroutine sends the calls that came meanwhile.
 func (l *lane) alone(c *Call) error {
-	took := l.send(c.self[:], c.deadline)
+	took := l.send(c.self[:], time.Until(c.deadline))
 	l.mu.Lock()
 	c.state, c.done = callEnded, answered
 	if l.next(0, took) {
@@ -195,9 +198,9 @@ func (l *lane) begin(i int) {
 func (l *lane) carrier(i int) {
 	for stay := true; stay; i, stay = <-l.carry {
 		for more := true; more; {
-			took := l.send(l.trips[i], time.Now().Add(l.patience()))
+			took := l.send(l.trips[i], 0)
 			for left := l.finish(i); left; left = l.finish(i) {
-				l.send(l.trips[i], time.Now().Add(l.patience()))
+				l.send(l.trips[i], 0)
 			}
 			l.mu.Lock()
 			more = l.next(i, took)
@@ -261,31 +264,28 @@ func (l *lane) notify(c *Call) {
 	c.then.finished(c.result())
 }
 
-// patience is how long a call may take.
-func (l *lane) patience() time.Duration {
+// send makes one round trip, and returns how long it took; zero: without an answer. The library gets most for
+// it, or if that is zero the call timeout, and no other end: a caller leaves by itself, and a library that
+// watches Done would close a connection that others share.
+func (l *lane) send(calls []*Call, most time.Duration) time.Duration {
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.missed%probeEvery > 0 {
-		return l.node.cfg.CallTimeout / 4
+	usual, missed := l.usual, l.missed
+	l.mu.Unlock()
+	if most == 0 {
+		if most = l.node.cfg.CallTimeout; missed%probeEvery > 0 {
+			most /= 4
+		}
 	}
-	return l.node.cfg.CallTimeout
-}
-
-// send makes one round trip, and returns how long it took; zero: without an answer.
-func (l *lane) send(calls []*Call, deadline time.Time) time.Duration {
-	out := &sendContext{calls[0].ctx, deadline} // hooks of an application's client may keep ctx
+	values := calls[0].ctx
 	if len(calls) > 1 {
-		out.Context = context.Background() // the batch must not have one caller's values
+		values = context.Background() // the batch must not have one caller's
 	}
 	sent := time.Now()
 	spread := func() {}
 	if l.gather && len(calls) > 1 {
-		l.mu.Lock()
-		usual := l.usual
-		l.mu.Unlock()
 		calls, spread = l.node.router.gather(calls, usual)
 	}
-	if err := l.exec(out, calls); err != nil {
+	if err := l.exec(async.Detached(values, most), calls); err != nil {
 		for _, c := range calls {
 			c.Reply, c.Err = nil, err
 		}
@@ -385,15 +385,8 @@ func (l *lane) retire() {
 	}
 }
 
-// leave ends a call without an answer, and reports whether it did. The call is then in doubt,
-// or was not sent.
-func (l *lane) leave(c *Call, why error) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.giveUp(c, why)
-}
-
-// giveUp is leave with l.mu held.
+// giveUp ends a call without an answer, and reports whether it did. The call is then in doubt,
+// or was not sent. The caller holds l.mu.
 func (l *lane) giveUp(c *Call, why error) bool {
 	if c.state > callSent {
 		return false
@@ -461,15 +454,3 @@ func (l *lane) expect(deadline, now time.Time) {
 	}
 	l.alarm = deadline
 }
-
-// sendContext is a context that gives the client library a deadline, which a socket needs, but
-// cannot be cancelled: the caller leaves by itself, and a library that watches Done would close
-// a connection that others share.
-type sendContext struct {
-	context.Context // for its values
-	deadline        time.Time
-}
-
-func (c *sendContext) Deadline() (time.Time, bool) { return c.deadline, true }
-func (c *sendContext) Done() <-chan struct{}       { return nil }
-func (c *sendContext) Err() error                  { return nil }

@@ -182,17 +182,18 @@ func (t *renewal) heard(a *answer, err error, late bool) error {
 		return t.failed(err, late)
 	}
 	clock := a.learn(1)
-	switch a.listed() {
-	case 1:
+	switch code, ok := number(a.Reply, 0); {
+	case !ok:
+	case code == 1:
 		if err := n.replicated(a); err != nil {
 			l.noteInDoubt(driver.Expires(t.sent, t.ttl), time.Now())
 			return err
 		}
 		t.grant = l.extend(a, clock, t.ttl)
 		return nil
-	case 0:
+	case code == 0:
 		return driver.ErrLost
-	case -1:
+	case code == -1:
 		return t.tooLate()
 	}
 	l.noteInDoubt(driver.Expires(t.sent, t.ttl), t.deadline)

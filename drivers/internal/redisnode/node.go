@@ -21,7 +21,7 @@ import (
 
 // counterLife is how long a counter outlives its last token, in addition to the TTL: far longer
 // than a clock can fall back between two checks, and the ten seconds that it may fall at a check
-// (lua/counter.lua).
+// (lua/counter.lua). So List finds every lock by its counter.
 const counterLife = 2*time.Minute + 10*time.Second
 
 // A Node is a backend over one server, or over servers that behave like one: a primary behind
@@ -40,13 +40,12 @@ type Node struct {
 
 	lastSpan atomic.Pointer[span]
 
-	closed         atomic.Bool
-	ending         chan struct{} // closed when Close begins…
-	over           chan struct{} // …closed when nothing is repeated any more
-	work           async.Tracker // calls that callers wait for, and clean-ups
-	wg             async.Tracker // goroutines
-	cleaning       atomic.Int64
-	publishRefused sync.Once // reports once that PUBLISH is refused
+	closed   atomic.Bool
+	ending   chan struct{} // closed when Close begins…
+	over     chan struct{} // …closed when nothing is repeated any more
+	work     async.Tracker // calls that callers wait for, and clean-ups
+	wg       async.Tracker // goroutines
+	cleaning atomic.Int64
 }
 
 var (
@@ -112,7 +111,10 @@ type span struct {
 // span returns how long a lock with this TTL, and its counter, are kept: the lock for the
 // client's TTL and the grace, in which nobody else gets a lock that was not released.
 func (n *Node) span(ttl time.Duration, q *quorum.Info) *span {
-	lock, counter := n.kept(ttl, q), n.counterLife(ttl, q)
+	lock, counter := n.kept(ttl, q), counterLife+ttl
+	if q != nil { // a counter outlives a quarantine of a quorum's node
+		counter = max(counterLife, 2*q.Guard+time.Minute) + ttl
+	}
 	last := n.lastSpan.Load()
 	if last == nil || last.lock != lock || last.counter != counter { // most locks of a program have the same TTL
 		last = &span{lock, counter, millis(lock), millis(counter)}
@@ -134,16 +136,6 @@ func (n *Node) kept(ttl time.Duration, q *quorum.Info) time.Duration {
 		return ttl + q.Grace
 	}
 	return ttl + ttl/100 + loneGrace
-}
-
-// counterLife returns the life of a counter: longer than the lock's, so that List finds it, and
-// longer than a quarantine of a quorum's node.
-func (n *Node) counterLife(ttl time.Duration, q *quorum.Info) time.Duration {
-	life := counterLife
-	if q != nil {
-		life = max(life, 2*q.Guard+time.Minute)
-	}
-	return life + ttl
 }
 
 // mark returns the name of the mark that a server's counters share.

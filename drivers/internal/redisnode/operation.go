@@ -12,7 +12,6 @@ import (
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/quorum"
 	"github.com/redlock-go/redlock/drivers/internal/async"
-	"github.com/redlock-go/redlock/drivers/internal/redisnode/lua"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/names"
 )
 
@@ -219,11 +218,6 @@ func (n *Node) aside(do func()) {
 		defer n.work.Done()
 		do()
 	})
-}
-
-// try runs the script once, with these ARGV.
-func (n *Node) try(ctx context.Context, o lua.Op, keys []string, args ...string) (*answer, error) {
-	return n.router.run(async.Within(ctx, n.cfg.CallTimeout), &request{op: o, keys: keys, script: fixed(args)})
 }
 
 // fixed is a list of ARGV that do not depend on the server process.

@@ -35,9 +35,7 @@ type guarded struct {
 
 // A batcher has the batch script of one server process, for one guard or for none.
 type batcher struct {
-	until  atomic.Int64 // no batch is sent before this Unix time in ns
-	asking atomic.Bool  // the script is being loaded
-	loaded atomic.Bool  // the server has known it
+	until atomic.Int64 // no batch is sent before this Unix time in ns
 }
 
 // ready reports whether a batch may be sent.

@@ -108,11 +108,6 @@ func (t *releasing) heard(a *answer, err error, late bool) error {
 	switch code := a.code(); code {
 	case 0, 1, 2, 3:
 		t.found = code != 0 || t.maybe
-		if code == 2 {
-			n.publishRefused.Do(func() {
-				n.notify(driver.NoticeDegraded, nil, "PUBLISH is not allowed: waiters learn of a release only by polling (allow the channel "+n.cfg.Prefix+names.Layout+"*)")
-			})
-		}
 		return nil
 	case 4:
 		if !t.shared { // which has given the vote back

@@ -31,11 +31,6 @@ func (a *answer) code() int64 {
 	if a.Reply == nil {
 		return a.Number
 	}
-	return a.listed()
-}
-
-// listed is like code, for scripts that always answer with a list.
-func (a *answer) listed() int64 {
 	if code, ok := number(a.Reply, 0); ok {
 		return code
 	}
@@ -187,25 +182,21 @@ func (f *router) heard(r *request, a *answer, err error) error {
 		return err
 	}
 	a.received = time.Now()
-	switch {
-	case r.q == nil:
-	case a.stale():
+	if r.q == nil {
+		return nil
+	}
+	switch code, _ := number(a.Reply, 0); code {
+	case -3: // another process had the last handshake, or the server has forgotten it
 		return errHandshake
-	case a.quarantined() && (r.recounted || !a.process.overlong(a.Reply, r.q)):
+	case -4: // it is still in quarantine
+		if !r.recounted && a.process.overlong(a.Reply, r.q) {
+			r.recounted = true
+			return errHandshake
+		}
 		return f.guard.quarantine(a.process, a.Reply, a.learn(2))
-	case a.quarantined():
-		r.recounted = true
-		return errHandshake
 	}
 	return nil
 }
-
-// stale reports whether the script refused because another process had the last handshake, or
-// because the server has forgotten the handshake.
-func (a *answer) stale() bool { code, _ := number(a.Reply, 0); return code == -3 }
-
-// quarantined reports whether the server is still in quarantine.
-func (a *answer) quarantined() bool { code, _ := number(a.Reply, 0); return code == -4 }
 
 // batched describes a call for a batch.
 type batched struct {
