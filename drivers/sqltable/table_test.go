@@ -554,14 +554,18 @@ func clients(t *testing.T, p *place) {
 // clusters: where every node takes writes no lock is granted, unless all clients reach the same
 // node. Check tells of such a cluster, until it is none.
 func clusters(t *testing.T, p *place) {
-	var answers atomic.Pointer[string] // a query of names and values; nil: those of the server
+	var answers atomic.Pointer[string] // a query of names and values; nil: those of the server, and its clock
 	db := sql.OpenDB(&breaking{
 		p.db.Driver(), p.dsn[1], func(string, []sqldriver.NamedValue) (bool, error) { return false, nil },
 		func(query string) string {
-			if other := answers.Load(); other != nil && strings.HasPrefix(query, "SHOW GLOBAL VARIABLES") {
+			other := answers.Load()
+			switch {
+			case other == nil:
+				return query
+			case strings.HasPrefix(query, "SHOW GLOBAL VARIABLES"):
 				return *other
 			}
-			return query
+			return strings.ReplaceAll(query, "UTC_TIMESTAMP(6)", "TIMESTAMPADD(HOUR, 1, UTC_TIMESTAMP(6))")
 		},
 	})
 	t.Cleanup(func() { _ = db.Close() })
@@ -581,6 +585,10 @@ func clusters(t *testing.T, p *place) {
 		drivertest.Release(t, must(t, b, request("k")))
 		if kind == "Galera" {
 			drivertest.AwaitFinding(t, b, "galera")
+			d := drivertest.AwaitFinding(t, b, "clock-offset")
+			if off, err := time.ParseDuration(d.Measured); err != nil || (off-time.Hour).Abs() > time.Minute {
+				t.Errorf("Check of a server whose clock is an hour ahead: %+v", d)
+			}
 			answers.Store(nil)
 			drivertest.AwaitMended(t, b, "galera")
 		}
