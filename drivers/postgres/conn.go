@@ -28,14 +28,11 @@ type conn struct {
 	w      *wireConn     // set before opened is closed; nil if it failed to open
 	server server        // set with w
 	lost   chan struct{} // closed when it ends
-	closed chan struct{} // closed a moment later, when the connection is closed
 	freed  atomic.Bool   // the server process has ended: its locks are free
-	asking sync.Mutex    // of asked
-	asked  time.Time     // when the server was last asked whether the process has ended
+	asking base.Joint    // the question whether it has
 
 	mu       sync.Mutex
 	end      error   // why it ended; nil while it lives
-	fatal    bool    // the server announced that the process ends
 	waiting  bool    // reserved for a wait
 	reading  bool    // a goroutine reads the answers
 	reader   *op     // whose caller it is; nil: it is one of the connection
@@ -90,7 +87,7 @@ var (
 
 func newConn(b *Backend, class time.Duration) *conn {
 	c := &conn{
-		b: b, opened: make(chan struct{}), lost: make(chan struct{}), closed: make(chan struct{}),
+		b: b, opened: make(chan struct{}), lost: make(chan struct{}),
 		firsts: map[number]*op{}, held: map[number]*lease{},
 		class: class, told: idleClass, known: idleClass, used: time.Now(),
 	}
@@ -248,53 +245,42 @@ func (c *conn) fail(err error, more ...*op) {
 	for _, o := range ops {
 		o.finish(err)
 	}
-	if c.w == nil { // it failed to open
-		close(c.closed)
-		return
+	if c.w != nil { // it has been opened
+		c.b.calls.Go(func(context.Context) { c.hangUp(err, lost) })
 	}
-	c.b.calls.Go(func(context.Context) { c.hangUp(lost) })
 }
 
-// whyEnded returns why the connection has ended, and whether the server announced that its process ends.
-func (c *conn) whyEnded() (err error, fatal bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.end, c.fatal
-}
-
-// hangUp closes the connection and reports it. A server process that ends announces it, frees
-// its locks, and only then closes the connection.
-func (c *conn) hangUp(lost int) {
-	err, fatal := c.whyEnded()
-	if fatal && c.b.opt.Pooler == "" && c.w.drain() {
-		c.freed.Store(true)
-	}
+// hangUp closes the connection and reports it.
+func (c *conn) hangUp(err error, lost int) {
 	c.w.close()
-	close(c.closed)
 	c.b.forget(c)
 	if lost > 0 && !c.b.calls.Closed() {
 		c.b.report(driver.Notice{Kind: driver.NoticeDisconnected, Err: err, Detail: fmt.Sprintf("a session ended, and %d leases with it", lost)})
 	}
 }
 
-// lockFreed reports whether the locks of a connection that has ended are free for certain. One
-// caller asks the server whether its process has ended, for all the leases of the connection.
+// lockFreed reports whether the locks of a connection that has ended are free for certain. It asks the
+// server whether its process has ended, once for all the leases of the connection, and again for half a
+// second: a process that ends announces it, and frees its locks a moment later.
 func (c *conn) lockFreed(ctx context.Context) bool {
-	const askAgain, most = 50 * time.Millisecond, time.Second / 2 // the caller's lease is over already
-	c.asking.Lock()
-	defer c.asking.Unlock()
-	if c.freed.Load() || time.Since(c.asked) <= askAgain {
-		return c.freed.Load()
-	}
+	const most = time.Second / 2 // the caller's lease is over already
 	ctx, cancel := context.WithTimeout(ctx, most)
 	defer cancel()
-	_ = c.b.inspect(ctx, func(ctx context.Context, other *pgx.Conn) error { // after an error it is not known
-		row, err := query(ctx, other.PgConn(), fmt.Sprintf("SELECT count(*) FROM pg_stat_activity WHERE pid = %d", c.w.pid))
-		c.freed.Store(err == nil && len(row) > 0 && value(row[0]) == 0)
-		return err
-	})
-	c.asked = time.Now()
-	return c.freed.Load()
+	for !c.freed.Load() {
+		err := c.asking.Do(ctx, &c.b.calls, func(ctx context.Context) error {
+			ctx, cancel := context.WithTimeout(ctx, most)
+			defer cancel()
+			return c.b.inspect(ctx, func(ctx context.Context, other *pgx.Conn) error {
+				row, err := query(ctx, other.PgConn(), fmt.Sprintf("SELECT count(*) FROM pg_stat_activity WHERE pid = %d", c.w.pid))
+				c.freed.Store(err == nil && len(row) > 0 && value(row[0]) == 0)
+				return err
+			})
+		})
+		if !c.freed.Load() && (err != nil || !base.Pause(ctx, 50*time.Millisecond)) {
+			return false
+		}
+	}
+	return true
 }
 
 // idleRead is how long nobody reads on a connection that is not used. A round begun in that time is
@@ -341,7 +327,6 @@ func (c *conn) tick() {
 	case !c.idle():
 		c.sweep(now)
 	case now.Sub(c.used) > idleKeep:
-		c.freed.Store(true)
 		c.fail(errEnded)
 		return
 	case c.told != idleClass && now.Sub(c.answered) > c.told/4:

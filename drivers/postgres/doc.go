@@ -46,8 +46,7 @@
 // served in the order of the server's queue as long as a wait takes less than 0.85 s, and
 // in about that order beyond: a waiter whose statement ends goes to the end of the queue.
 // A writer that waits holds off new readers, of its own process and of others; only a process that
-// shares the lock already may share it again during the writer's first statement, unless a wait for
-// the key took longer than a statement in the last ten seconds.
+// shares the lock already may share it again during the writer's first statement.
 // A try that does not wait may come before those who wait for a moment between statements.
 //
 // Where more keys are waited for than there are connections for waiting the waits take turns,

@@ -135,12 +135,11 @@ func (l *lease) release(call *base.Call) error {
 // know when that was, so afterEnd asks the server.
 func (l *lease) afterEnd(ctx context.Context) error {
 	c := l.c
-	end, fatal := c.whyEnded()
+	c.mu.Lock()
+	end := c.end
+	c.mu.Unlock()
 	if errors.Is(end, driver.ErrClosed) {
 		return driver.ErrLost
-	}
-	if fatal { // the end comes within a second
-		<-c.closed
 	}
 	if !c.lockFreed(ctx) {
 		return fmt.Errorf("the lock stays until the server notices that its session has ended: %w", end)

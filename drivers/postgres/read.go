@@ -141,7 +141,6 @@ func (c *conn) message(call *base.Call, o *op) bool {
 func (c *conn) serverError(e *pgconn.PgError) {
 	for _, severity := range []string{e.Severity, e.SeverityUnlocalized} {
 		if severity == "FATAL" || severity == "PANIC" {
-			c.fatal = true
 			c.fail(e)
 			return
 		}

@@ -15,7 +15,6 @@ type hotKey struct {
 	waiters, writers int
 	refused          time.Time
 	seen             *driver.HeldError // the last refusal
-	slow             time.Time         // when a slice ended without the lock
 }
 
 const (
@@ -23,10 +22,6 @@ const (
 	// an attempt; hotKeys bounds the locks that are remembered.
 	hotFor  = time.Second
 	hotKeys = 1024
-	// slowFor is how long after a slice that ended without the lock a writer shows from its first
-	// slice on that it waits. Otherwise the first slice does without, because showing costs a handoff
-	// a tenth.
-	slowFor = 10 * time.Second
 	// pollEvery is the interval at which callers without a connection for waiting poll, all of a
 	// process at the same time, so that they share one statement.
 	pollEvery = 25 * time.Millisecond
@@ -79,16 +74,6 @@ func (b *Backend) heat(w *want, seen *driver.HeldError, waiters int) *hotKey {
 	return k
 }
 
-// isSlow reports whether waits for a lock take long, and notes it if over is set.
-func (b *Backend) isSlow(k *hotKey, over bool) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if over {
-		k.slow = time.Now()
-	}
-	return time.Since(k.slow) < slowFor
-}
-
 // wait waits in the server's queue. Of the callers for one lock, which are served in the order
 // of their arrival, only the first waits there. Without a connection for it, it polls.
 func (b *Backend) wait(call *base.Call, w *want, seen *driver.HeldError) (l *lease, err error) {
@@ -101,7 +86,7 @@ func (b *Backend) wait(call *base.Call, w *want, seen *driver.HeldError) (l *lea
 	for call.Over() == nil && (errors.Is(err, driver.ErrHeld) || errors.Is(err, errEnded)) {
 		c := b.reserve(w)
 		if c != nil {
-			l, err = b.waitOn(call, c, w, k)
+			l, err = b.waitOn(call, c, w)
 			err = call.Failed(err)
 		}
 		if c == nil || errors.Is(err, driver.ErrHeld) { // another key's turn
@@ -126,15 +111,16 @@ func (b *Backend) poll(call *base.Call, w *want) (*lease, error) {
 }
 
 // waitOn waits on a reserved connection, until the lock is granted or the call ends. If other callers
-// want the connection it returns ErrHeld after a slice.
-func (b *Backend) waitOn(call *base.Call, c *conn, w *want, k *hotKey) (*lease, error) {
+// want the connection it returns ErrHeld after a slice. A writer shows from its second slice on that it
+// waits, because showing costs a handoff a tenth.
+func (b *Backend) waitOn(call *base.Call, c *conn, w *want) (*lease, error) {
 	if err := call.Await(c.opened); err != nil {
 		c.free()
 		return nil, err
 	}
 	for over := false; ; over = true {
 		l := &lease{want: *w}
-		err := c.slice(call, l, b.isSlow(k, over))
+		err := c.slice(call, l, over)
 		if !errors.Is(err, driver.ErrHeld) {
 			return l, err
 		}

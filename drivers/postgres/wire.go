@@ -3,7 +3,6 @@ package postgres
 import (
 	"context"
 	"encoding/binary"
-	"io"
 	"net"
 	"strconv"
 	"time"
@@ -80,13 +79,6 @@ func (w *wireConn) close() {
 	_ = w.nc.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
 	_, _ = w.nc.Write([]byte{'X', 0, 0, 0, 4})
 	_ = w.nc.Close()
-}
-
-// drain reads until the server closes the connection, and reports whether it did within a second.
-func (w *wireConn) drain() bool {
-	_ = w.nc.SetReadDeadline(time.Now().Add(time.Second))
-	_, err := io.Copy(io.Discard, w.nc)
-	return err == nil
 }
 
 // receive blocks until the server's next message, or until interrupt: the error is then
