@@ -18,7 +18,7 @@ const leastTimeout = 250 * time.Millisecond
 // A bid is the whole algorithm of the quorum: one request for a lock, the resulting lease, its
 // renewals and its release. It is a plain value: step takes an event and returns the actions
 // for the host (lease.go). It does no I/O, starts no goroutine, takes no mutex and reads no
-// clock. All its fields can be compared, so that tests explore every order of events
+// clock. Its fields can be copied and compared, so that tests explore every order of events
 // (explore_test.go).
 //
 // # The steps of the Redlock page
@@ -55,7 +55,7 @@ const leastTimeout = 250 * time.Millisecond
 // Readers share the nodes that they own, and a node answers a reader for itself. They are one owner
 // to a writer. What is different at a node that readers have is in the node: see .github/DESIGN.md.
 type bid struct {
-	n, q    int
+	q       int
 	ttl     time.Duration
 	timeout time.Duration
 	drift   int8 // in percent
@@ -66,7 +66,6 @@ type bid struct {
 	granted bool         // it was returned as a lease
 	silent  bool         // another owner has the lock: its votes are released without a word to waiters
 	tries   int8         // how often the owner of the first node asked the other nodes
-	raising set          // the nodes to which a token was written back
 	seen    owner        // the owner of most nodes, then the owner of the first node
 	round   int8         // the round of a split vote; zero: the first vote
 	firsts  int8         // how many first nodes were tried in this round
@@ -76,26 +75,28 @@ type bid struct {
 	start   boot.Instant // of the vote, or of the renewal
 	expires boot.Instant
 	fence   uint64
-	asked   boot.Instant  // when the last request for votes was sent
+	voted   boot.Instant  // when the last request for votes was sent
 	took    time.Duration // the round before
 
-	parts [MaxNodes]part
+	raising set // the nodes to which a token was written back
+	awaited set // the outcome may depend on the answers to the calls under way to these
+	stale   set // the calls to these are of an earlier round
+	suspect set // these did not answer in an earlier round
+	joined  set // these were asked to join
+	asked   set // these were asked for the last renewal…
+	acks    set // …and have confirmed it
+
+	parts []part // one a node
 }
 
 // part is the state of a bid at one node. At most one call to the node is under way.
 type part struct {
-	state   state
-	call    call
-	awaited bool   // the outcome may depend on the answer to the call under way
-	stale   bool   // the call is of an earlier round
-	suspect bool   // it did not answer in an earlier round
-	joined  bool   // it was asked to join
-	asked   bool   // it was asked for the last renewal…
-	acked   bool   // …and has confirmed it
-	said    answer // its last answer, unless it granted
-	owner   owner  // the owner that it named
-	fence   uint64
-	clock   reading // of the grant, or of the last renewal
+	state state
+	call  call
+	said  answer // its last answer, unless it granted
+	owner owner  // the owner that it named
+	fence uint64
+	clock reading // of the grant, or of the last renewal
 }
 
 type phase uint8
@@ -251,6 +252,7 @@ type set uint16
 
 func (s set) has(i int) bool { return s&(1<<i) != 0 }
 func (s *set) add(i int)     { *s |= 1 << i }
+func (s *set) drop(i int)    { *s &^= 1 << i }
 func (s set) len() int       { return bits.OnesCount16(uint16(s)) }
 
 // step takes an event and returns actions.
@@ -267,7 +269,7 @@ func (b *bid) step(e *event) (out actions) {
 	case answered:
 		b.answer(e, &out)
 	case probed:
-		b.parts[e.node].awaited = false
+		b.awaited.drop(e.node)
 	case renews:
 		b.renew(e, &out)
 	case releases:
@@ -298,15 +300,15 @@ func (b *bid) await(s stage, d time.Duration, e *event, out *actions) {
 func (b *bid) certain() bool {
 	switch b.stage {
 	case electing:
-		return b.voted()
+		return b.elected()
 	case asking, lingering:
-		return b.pending() == 0
+		return b.awaited == 0
 	case draining:
 		return b.drained()
 	case raising:
 		return b.written()
 	case quieting:
-		return b.quiet()
+		return b.busy() == 0
 	case renewing:
 		return b.renewed()
 	}
@@ -333,9 +335,7 @@ func (b *bid) look(e *event, out *actions) {
 		b.firstVote(e, out)
 	case draining:
 		// A node whose release is under way could not be asked. So unlike late votes, releases have the node timeout.
-		for i := range b.n {
-			b.parts[i].awaited = false
-		}
+		b.awaited = 0
 		if end := min(b.start.Add(b.took+b.timeout), e.until); e.now < end && !e.ended && !b.drained() {
 			b.await(draining, end.Sub(e.now), e, out)
 			return
@@ -371,12 +371,13 @@ func (b *bid) look(e *event, out *actions) {
 // this one.
 func (b *bid) ask(s stage, of set, e *event, out *actions) {
 	b.attempt++
-	b.asked = e.now
+	b.voted = e.now
 	b.await(s, b.timeout, e, out)
-	for i := range b.n {
+	for i := range b.parts {
 		if g := &b.parts[i]; of.has(i) && g.call == idle {
-			g.said, g.owner, g.joined = silence, nobody, false
-			g.awaited = true
+			g.said, g.owner = silence, nobody
+			b.joined.drop(i)
+			b.awaited.add(i)
 			b.send(i, acquire, out)
 		}
 	}
@@ -387,9 +388,9 @@ func (b *bid) send(i int, c call, out *actions) {
 	out.calls[i] = c
 }
 
-// voted reports whether the outcome of the vote is certain.
-func (b *bid) voted() bool {
-	agreed, pending := b.agreeing(b.in(owned)).len(), b.pending()
+// elected reports whether the outcome of the vote is certain.
+func (b *bid) elected() bool {
+	agreed, pending := b.agreeing(b.in(owned)).len(), b.awaited.len()
 	switch {
 	case agreed >= b.q, pending == 0:
 		return true
@@ -407,7 +408,7 @@ func (b *bid) voted() bool {
 func (b *bid) outcome(e *event, out *actions) {
 	got := b.in(owned)
 	agreed := b.agreeing(got)
-	pending := b.pending()
+	pending := b.awaited.len()
 	if e.now >= b.due {
 		pending = 0
 	}
@@ -418,7 +419,7 @@ func (b *bid) outcome(e *event, out *actions) {
 			out.verdict = twice
 			return
 		}
-		if _, same := b.alike(agreed); same || b.pending() == 0 {
+		if _, same := b.alike(agreed); same || b.awaited == 0 {
 			b.choose(e, out)
 			return
 		}
@@ -466,7 +467,7 @@ func (b *bid) choose(e *event, out *actions) {
 	out.wrong = got &^ agreed
 	token, same := b.alike(agreed)
 	b.fence, b.raising = token, 0
-	for i := range b.n {
+	for i := range b.parts {
 		switch g := &b.parts[i]; {
 		case !agreed.has(i):
 		case g.fence == token:
@@ -480,9 +481,9 @@ func (b *bid) choose(e *event, out *actions) {
 		return
 	}
 	b.await(raising, b.timeout, e, out)
-	for i := range b.n {
+	b.awaited |= b.raising
+	for i := range b.parts {
 		if b.raising.has(i) {
-			b.parts[i].awaited = true
 			b.send(i, raise, out)
 		}
 	}
@@ -491,7 +492,7 @@ func (b *bid) choose(e *event, out *actions) {
 // alike returns the token that q of these nodes answered; if there is none, their largest token
 // and false.
 func (b *bid) alike(agreed set) (token uint64, same bool) {
-	for i := range b.n {
+	for i := range b.parts {
 		if !agreed.has(i) {
 			continue
 		}
@@ -507,7 +508,7 @@ func (b *bid) alike(agreed set) (token uint64, same bool) {
 // written reports whether the outcome of the write-back is certain.
 func (b *bid) written() bool {
 	n := b.in(counted).len()
-	pending := b.which(func(g *part) bool { return g.call == raise && g.awaited }).len()
+	pending := (b.raising & b.awaited).len()
 	return n >= b.q || n+pending < b.q
 }
 
@@ -535,9 +536,7 @@ func (b *bid) grant(e *event, out *actions) {
 		out.verdict = stopped
 	default:
 		b.phase, b.granted, out.verdict = holding, true, won
-		for i := range b.n {
-			b.follow(i, out)
-		}
+		b.followAll(out)
 	}
 }
 
@@ -553,7 +552,7 @@ func (b *bid) split(e *event, out *actions) {
 	if b.tries > 0 && b.tries < leadTries {
 		b.tries++
 		b.stage = leading
-		out.pause = mostPause(e.now.Sub(b.asked)/2, 1)
+		out.pause = mostPause(e.now.Sub(b.voted)/2, 1)
 		return
 	}
 	if b.round == 0 {
@@ -575,9 +574,7 @@ func (b *bid) yield(e *event, out *actions) {
 		wait = min(max(4*b.took, 2*time.Millisecond), wait)
 	}
 	b.await(draining, wait, e, out)
-	for i := range b.n {
-		b.follow(i, out)
-	}
+	b.followAll(out)
 }
 
 // mostPause bounds a random pause: longer in each round. took is the length of the last round,
@@ -588,7 +585,7 @@ func mostPause(took time.Duration, round int8) time.Duration {
 
 // drained reports whether every node that answers has released a split vote.
 func (b *bid) drained() bool {
-	return b.which(func(g *part) bool { return (g.call == release || g.awaited) && !g.suspect && !g.stale }) == 0
+	return (b.with(release)|b.awaited)&^(b.suspect|b.stale) == 0
 }
 
 // nextRound bids again. Nodes that have not answered count as suspect for the rest of this request.
@@ -597,12 +594,11 @@ func (b *bid) nextRound(e *event, out *actions) {
 	b.phase, b.firsts, b.tries = voting, 0, 0
 	b.start = e.now
 	b.expires = b.start.Add(validity(b.ttl, int(b.drift)))
-	for i := range b.n {
-		g := &b.parts[i]
-		busy := g.call != idle
-		g.suspect = g.suspect || busy || g.state != free
-		g.stale, g.awaited = busy, false
-		if !busy {
+	busy := b.busy()
+	b.suspect |= busy | b.every()&^b.in(free)
+	b.stale, b.awaited = busy, 0
+	for i := range b.parts {
+		if g := &b.parts[i]; !busy.has(i) {
 			g.said, g.owner = silence, nobody
 		}
 	}
@@ -612,21 +608,19 @@ func (b *bid) nextRound(e *event, out *actions) {
 // askFirst asks only the key's first node, or the next one if that does not answer.
 func (b *bid) askFirst(e *event, out *actions) {
 	i, ok := b.firstNode(e.tripped)
-	if !ok || int(b.firsts) == b.n {
+	if !ok || int(b.firsts) == len(b.parts) {
 		b.ask(electing, b.remaining(), e, out)
 		return
 	}
 	b.firsts++
 	b.alone = int8(i)
-	var alone set
-	alone.add(i)
-	b.ask(asking, alone, e, out)
+	b.ask(asking, 1<<i, e, out)
 }
 
 func (b *bid) firstNode(tripped set) (int, bool) {
-	for k := range b.n {
-		i := (int(b.first) + k) % b.n
-		if g := &b.parts[i]; !g.suspect && g.call == idle && !tripped.has(i) {
+	able := b.every() &^ (b.suspect | b.busy() | tripped)
+	for k := range b.parts {
+		if i := (int(b.first) + k) % len(b.parts); able.has(i) {
 			return i, true
 		}
 	}
@@ -638,12 +632,12 @@ func (b *bid) firstNode(tripped set) (int, bool) {
 // now.
 func (b *bid) firstVote(e *event, out *actions) {
 	g := &b.parts[b.alone]
-	g.suspect = g.state != owned && g.owner == nobody
 	switch {
 	case g.state == owned:
 		b.tries = 1
 		b.ask(electing, b.remaining(), e, out)
-	case g.suspect:
+	case g.owner == nobody:
+		b.suspect.add(int(b.alone))
 		b.askFirst(e, out)
 	case g.owner == b.seen, b.round > patience:
 		b.ask(electing, b.remaining(), e, out)
@@ -659,7 +653,8 @@ func (b *bid) firstVote(e *event, out *actions) {
 func (b *bid) answer(e *event, out *actions) {
 	g := &b.parts[e.node]
 	c := g.call
-	g.call, g.awaited = idle, false
+	g.call = idle
+	b.awaited.drop(e.node)
 	switch c {
 	case acquire, join:
 		b.vote(g, e)
@@ -674,12 +669,16 @@ func (b *bid) answer(e *event, out *actions) {
 	case renew:
 		switch e.answer {
 		case granted:
-			g.acked, g.clock = g.asked, e.clock
+			g.clock = e.clock
+			b.acks |= b.asked & (1 << e.node)
 		case gone:
 			g.state = free // the next renewal asks it to join
 		}
-	case release:
-		b.released(e)
+	case release: // a lock that it could not free ends with its TTL
+		b.stale.drop(e.node)
+		if e.answer == granted {
+			g.state = free
+		}
 		return
 	}
 	b.follow(e.node, out)
@@ -687,7 +686,7 @@ func (b *bid) answer(e *event, out *actions) {
 
 // vote records a node's vote.
 func (b *bid) vote(g *part, e *event) {
-	if !g.stale {
+	if !b.stale.has(e.node) {
 		g.said, g.owner = e.answer, e.owner
 	}
 	switch e.answer {
@@ -726,14 +725,20 @@ func (b *bid) follow(i int, out *actions) {
 	case g.call != idle:
 		return
 	case g.state < leaving:
-	case b.phase == over, b.phase == yielding, g.stale:
+	case b.phase == over, b.phase == yielding, b.stale.has(i):
 		b.free(i, out)
 		return
 	case b.phase == holding && g.state == owned:
 		b.adopt(i, out)
 		return
 	}
-	b.parts[i].stale = false
+	b.stale.drop(i)
+}
+
+func (b *bid) followAll(out *actions) {
+	for i := range b.parts {
+		b.follow(i, out)
+	}
 }
 
 // adopt adds a node that has granted to the counted ones if that is sound, and releases it
@@ -743,15 +748,13 @@ func (b *bid) follow(i int, out *actions) {
 // "join").
 func (b *bid) adopt(i int, out *actions) {
 	g := &b.parts[i]
-	with := b.in(counted)
-	with.add(i)
 	switch {
-	case !b.agreeing(with).has(i):
+	case !b.agreeing(b.in(counted) | 1<<i).has(i):
 		out.wrong.add(i)
 	case g.fence == b.fence:
 		g.state = counted
 		return
-	case g.fence < b.fence && !g.joined:
+	case g.fence < b.fence && !b.joined.has(i):
 		b.send(i, raiseLate, out)
 		return
 	}
@@ -765,7 +768,7 @@ func (b *bid) renew(e *event, out *actions) {
 	switch {
 	case b.phase != holding:
 		out.verdict = lost
-	case e.ttl == 0 && !b.quiet():
+	case e.ttl == 0 && b.busy() != 0:
 		b.await(quieting, b.timeout, e, out) // no node may keep a late grant for longer
 	default:
 		if e.ttl > 0 {
@@ -775,30 +778,27 @@ func (b *bid) renew(e *event, out *actions) {
 	}
 }
 
-// quiet reports whether no call is under way.
-func (b *bid) quiet() bool {
-	return b.which(func(g *part) bool { return g.call != idle }) == 0
-}
-
 // extend asks the counted nodes to renew. It asks the other nodes to join at exactly the
 // lease's token, unless the holder has finished: they count from the next renewal on. No
 // renewal takes the lock again.
 func (b *bid) extend(ttl time.Duration, e *event, out *actions) {
 	b.start, b.ttl = e.now, ttl
 	b.await(renewing, b.timeout, e, out)
+	b.asked, b.acks = 0, 0
 	joins := false
-	for i := range b.n {
+	for i := range b.parts {
 		g := &b.parts[i]
-		g.asked, g.acked = false, false
 		switch {
 		case g.call != idle:
 		case g.state == counted:
-			g.asked, g.awaited = true, true
+			b.asked.add(i)
+			b.awaited.add(i)
 			b.send(i, renew, out)
 		case g.state == leaving: // its release failed: try again
 			b.free(i, out)
 		case ttl > 0:
-			g.said, g.owner, g.joined, joins = silence, nobody, true, true
+			g.said, g.owner, joins = silence, nobody, true
+			b.joined.add(i)
 			b.send(i, join, out)
 		}
 	}
@@ -810,13 +810,13 @@ func (b *bid) extend(ttl time.Duration, e *event, out *actions) {
 // acked returns the nodes that confirmed the renewal under way (rule "carriers"), without nodes
 // that joined in it.
 func (b *bid) acked() set {
-	return b.agreeing(b.which(func(g *part) bool { return g.state == counted && g.acked }))
+	return b.agreeing(b.in(counted) & b.acks)
 }
 
 // renewed reports whether the outcome of the renewal is certain.
 func (b *bid) renewed() bool {
 	acks := b.acked().len()
-	pending := b.which(func(g *part) bool { return g.call == renew && g.awaited }).len()
+	pending := (b.with(renew) & b.awaited).len()
 	return b.phase != holding || acks >= b.q || acks+pending < b.q
 }
 
@@ -851,9 +851,7 @@ func (b *bid) confirm(e *event, out *actions) {
 // end ends the bid: it releases every node, each after the call under way to it (step 5).
 func (b *bid) end(out *actions) {
 	b.phase = over
-	for i := range b.n {
-		b.follow(i, out)
-	}
+	b.followAll(out)
 }
 
 // free releases one node. The release of a bid that was not granted gives the vote back (rule
@@ -866,21 +864,12 @@ func (b *bid) free(i int, out *actions) {
 	b.send(i, release, out)
 }
 
-// released records the result of a release. A lock that it could not free ends with its TTL.
-func (b *bid) released(e *event) {
-	g := &b.parts[e.node]
-	g.stale = false
-	if e.answer == granted {
-		g.state = free
-	}
-}
-
 // cleared counts the nodes that certainly have nothing of this bid and will get nothing more.
 // certain says that further answers cannot change the outcome of the release.
 func (b *bid) cleared() (n int, certain bool) {
-	pending := b.which(func(g *part) bool { return g.call != idle }).len()
-	n = b.which(func(g *part) bool { return g.call == idle && g.state == free }).len()
-	return n, n >= b.q || n+pending < b.q
+	busy := b.busy()
+	n = (b.in(free) &^ busy).len()
+	return n, n >= b.q || n+busy.len() < b.q
 }
 
 // Sets of nodes.
@@ -888,7 +877,7 @@ func (b *bid) cleared() (n int, certain bool) {
 // which returns the nodes of which this is true.
 func (b *bid) which(is func(*part) bool) set {
 	var s set
-	for i := range b.n {
+	for i := range b.parts {
 		if is(&b.parts[i]) {
 			s.add(i)
 		}
@@ -901,25 +890,26 @@ func (b *bid) in(st state) set {
 	return b.which(func(g *part) bool { return g.state == st })
 }
 
+// with returns the nodes with such a call under way, and busy those with any.
+func (b *bid) with(c call) set { return b.which(func(g *part) bool { return g.call == c }) }
+func (b *bid) busy() set       { return b.every() &^ b.with(idle) }
+
+func (b *bid) every() set { return 1<<len(b.parts) - 1 }
+
 // all returns the nodes to ask: all nodes, without those that did not answer in an earlier
 // round if the others are a majority.
 func (b *bid) all() set {
-	if live := b.which(func(g *part) bool { return !g.suspect }); live.len() >= b.q {
+	if live := b.every() &^ b.suspect; live.len() >= b.q {
 		return live
 	}
-	return 1<<b.n - 1
+	return b.every()
 }
 
 // remaining returns the nodes among those to ask that have not granted.
 func (b *bid) remaining() set { return b.all() &^ b.in(owned) }
 
-// pending counts the answers that the stage waits for.
-func (b *bid) pending() int {
-	return b.which(func(g *part) bool { return g.call != idle && g.awaited }).len()
-}
-
 // enough is the number of nodes with which another owner leaves no majority.
-func (b *bid) enough() int { return b.n - b.q + 1 }
+func (b *bid) enough() int { return len(b.parts) - b.q + 1 }
 
 // tally sums up the answers of the nodes that did not grant.
 type tally struct {
@@ -944,7 +934,7 @@ func (g *part) silent() bool { return g.call != idle || g.state >= leaving }
 // still under way, does not count as a rival's.
 func (b *bid) tally() tally {
 	var t tally
-	for i := range b.n {
+	for i := range b.parts {
 		g := &b.parts[i]
 		if g.silent() {
 			continue
@@ -995,7 +985,7 @@ func (b *bid) favourite() owner {
 func (b *bid) judge(of set, start boot.Instant) (expires, from boot.Instant) {
 	var buf [MaxNodes]reading
 	answers := buf[:0]
-	for i := range b.n {
+	for i := range b.parts {
 		if of.has(i) {
 			answers = append(answers, b.parts[i].clock)
 		}
@@ -1006,7 +996,7 @@ func (b *bid) judge(of set, start boot.Instant) (expires, from boot.Instant) {
 // agreeing returns the largest set of those nodes whose clocks agree with that of one of them. It
 // only finds and names a wrong clock; the rules of terms.go decide about a lease.
 func (b *bid) agreeing(of set) (best set) {
-	for i := range b.n {
+	for i := range b.parts {
 		if near := of & b.which(func(g *part) bool { return of.has(i) && b.parts[i].agrees(g) }); near.len() > best.len() {
 			best = near
 		}

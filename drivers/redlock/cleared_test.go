@@ -20,7 +20,7 @@ func TestADoubtfulNodeDoesNotCountAsReleased(t *testing.T) {
 		"somebody else has it":      func(feed func(event) actions) { join(feed, somebody) }, // the first attempt may still arrive
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := bid{n: 3, q: 2, drift: 1, ttl: time.Minute, timeout: time.Second}
+			b := bid{q: 2, parts: make([]part, 3), drift: 1, ttl: time.Minute, timeout: time.Second}
 			feed := func(e event) actions {
 				e.until = 1 << 60
 				return b.step(&e)

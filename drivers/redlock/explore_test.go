@@ -195,9 +195,10 @@ type exBid struct {
 	fences   [exNodes]uint64
 	befores  [exNodes]uint64 // the counters before the grants, and 1; 0: unknown
 	twice    [exNodes]int8   // the attempt that was asked for twice
+	parts    [exNodes]part   // of the bid
 	asked    uint64          // when the renewal began
 	sure     uint64          // when the last confirmed renewal began
-	bid      bid
+	bid      bid             // its parts, the last field, are not part of the state
 }
 
 type exStatus uint8
@@ -277,7 +278,7 @@ func (x *explorer) start() exWorld {
 		w.nodes[i].counter = x.s.counters[i]
 	}
 	for k := range x.s.bids {
-		w.bids[k].bid = bid{n: exNodes, q: exNodes/2 + 1, drift: 1, ttl: exTTL, timeout: x.timeout()}
+		w.bids[k].bid = bid{q: exNodes/2 + 1, drift: 1, ttl: exTTL, timeout: x.timeout()}
 		w.bids[k].waits = k > 0 && k <= int(x.s.faults.waits)
 	}
 	w.faults.waits = 0
@@ -291,7 +292,7 @@ func (x *explorer) start() exWorld {
 		for i := range exNodes {
 			if x.s.gone.has(i) {
 				w.nodes[i].clear()
-				w.bids[0].bid.parts[i].state = free
+				w.bids[0].parts[i].state = free
 			}
 		}
 	}
@@ -300,8 +301,16 @@ func (x *explorer) start() exWorld {
 
 func (x *explorer) timeout() time.Duration { return time.Duration(max(x.s.patience, 1)) * exTick }
 
+// own gives the bids of a copied state their own parts.
+func (x *explorer) own(w *exWorld) {
+	for k := range x.s.bids {
+		w.bids[k].bid.parts = w.bids[k].parts[:]
+	}
+}
+
 // moves lists the events that may happen next.
 func (x *explorer) moves(w *exWorld, buf []move) []move {
+	x.own(w)
 	out := buf[:0]
 	add := func(k exMove, b, n int) { out = append(out, move{k, int8(b), int8(n)}) }
 	timed := x.s.ticks > 0
@@ -473,6 +482,7 @@ func (x *explorer) fail(format string, args ...any) {
 // apply makes a move.
 func (x *explorer) apply(w *exWorld, m move) {
 	k, i := int(m.bid), int(m.node)
+	x.own(w)
 	c := &w.bids[k]
 	switch m.kind {
 	case mBegin:
@@ -869,7 +879,7 @@ func (x *explorer) feed(w *exWorld, k int, e event) {
 		w.wires[k][i] = p
 	}
 	for i := range exNodes {
-		g, n := &c.bid.parts[i], &w.nodes[i]
+		g, n := &c.parts[i], &w.nodes[i]
 		if x.s.brief && g.state == free && g.call == idle && n.find(int8(k+1), c.attempts[i]) != nil {
 			x.fail("G4: node %d counts as free, and has the lock of attempt %d", i, c.attempts[i])
 		}
@@ -886,10 +896,13 @@ func (x *explorer) forget(w *exWorld, k int) {
 	c.told, c.before, c.writers = 0, 0, 0
 	if c.status == exDone {
 		b := &c.bid
-		b.due, b.start, b.asked, b.took, b.seen, b.tries, b.firsts = 0, 0, 0, 0, 0, 0, 0
+		b.due, b.start, b.voted, b.took, b.seen, b.tries, b.firsts = 0, 0, 0, 0, 0, 0, 0
 		for i := range exNodes {
-			if g := &b.parts[i]; g.call == idle && g.state == free {
+			if g := &c.parts[i]; g.call == idle && g.state == free {
 				*g = part{}
+				for _, s := range []*set{&b.stale, &b.suspect, &b.joined, &b.asked, &b.acks} {
+					s.drop(i)
+				}
 				c.attempts[i], c.fences[i], c.befores[i], c.twice[i] = 0, 0, 0, 0
 			}
 		}
@@ -901,7 +914,7 @@ func (x *explorer) judge(w *exWorld, k int, out *actions) {
 	c := &w.bids[k]
 	mine := 0
 	for i := range w.nodes {
-		if h := w.nodes[i].find(int8(k+1), c.attempts[i]); h != nil && h.fence == c.fences[i] && c.bid.parts[i].state == counted {
+		if h := w.nodes[i].find(int8(k+1), c.attempts[i]); h != nil && h.fence == c.fences[i] && c.parts[i].state == counted {
 			mine++
 		}
 	}
@@ -943,7 +956,7 @@ func (x *explorer) judge(w *exWorld, k int, out *actions) {
 		}
 		c.status = exLost
 	case heldBy:
-		if c.told.len() < c.bid.n-c.bid.q+1 {
+		if c.told.len() < c.bid.enough() {
 			x.fail("honesty: reported as held, but only %d nodes said so", c.told.len())
 		}
 		c.status = exDone
@@ -1101,7 +1114,7 @@ func (x *explorer) memory(w *exWorld, f func([]byte)) {
 	raw(unsafe.Pointer(&w.wires), uintptr(x.s.bids)*unsafe.Sizeof(w.wires[0]))
 	raw(unsafe.Pointer(&w.strays), unsafe.Offsetof(w.bids)-unsafe.Offsetof(w.strays))
 	for k := range x.s.bids {
-		raw(unsafe.Pointer(&w.bids[k]), unsafe.Offsetof(exBid{}.bid)+unsafe.Offsetof(bid{}.parts)+exNodes*unsafe.Sizeof(part{}))
+		raw(unsafe.Pointer(&w.bids[k]), unsafe.Offsetof(exBid{}.bid)+unsafe.Offsetof(bid{}.parts))
 	}
 }
 

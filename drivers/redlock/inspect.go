@@ -113,7 +113,7 @@ func (b *Backend) merge(key string, nodes []driver.NodeState) *driver.State {
 		kept = append(kept, st.ReservedFor)
 		for j := range st.Holders {
 			h := &st.Holders[j]
-			h.Owner = request(h.Owner)
+			h.Owner = requester(h.Owner)
 			base := h.Owner
 			f := holders[base]
 			if f == nil {
@@ -267,7 +267,7 @@ func (n *node) breakHold(ctx context.Context, key string, owners []string) error
 		return err
 	}
 	for _, h := range s.Holders {
-		if !slices.Contains(owners, request(h.Owner)) {
+		if !slices.Contains(owners, requester(h.Owner)) {
 			continue
 		}
 		if err := a.Break(ctx, key, h); err != nil && !errors.Is(err, driver.ErrLost) {

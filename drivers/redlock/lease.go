@@ -11,51 +11,63 @@ import (
 
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/boot"
+	"github.com/redlock-go/redlock/driver/quorum"
 	"github.com/redlock-go/redlock/drivers/internal/async"
 )
 
 // lease is the host of one bid: it performs the bid's actions, and passes the answers back to
-// it. The algorithm is in bid.go.
+// it. The algorithm is in bid.go. A program may hold many leases, so what only a call needs is
+// not in it.
 type lease struct {
 	b   *Backend
 	ctx context.Context // has the values of the caller's context, and no end
-	req driver.Request
+	req common
 
 	renewing sync.Mutex // one renewal at a time
 
 	mu        sync.Mutex
 	bid       bid
 	requests  []nodeRequest
-	term      context.Context // of the latest calls
-	until     boot.Instant    // its end
-	owners    []string        // by their number
-	wake      chan struct{}   // has a value when the outcome for the caller of Acquire or Renew is certain
-	freed     chan struct{}   // closed when the outcome of the release is certain; nil: nobody waits for it
-	owner     string          // the owner in this attempt's requests
-	attempt   int32           // the attempt that owner belongs to
-	round     int8            // the round of floor
-	released  bool            // a majority confirmed the release
-	floor     uint64          // the proposal for this round
-	keep      time.Duration   // of the renewal
-	jumps     int64           // clock.Jumps at the start of the bid or of the last renewal
-	confirmed uint64          // the nodes' time at the start of the last successful renewal; 0: none
+	until     boot.Instant  // the end of the latest calls
+	owners    []string      // by their number
+	wake      chan struct{} // has a value when the outcome for the caller of Acquire or Renew is certain; nil: nobody waits for it
+	freed     chan struct{} // closed when the outcome of the release is certain; nil: nobody waits for it
+	round     int8          // the round of floor
+	released  bool          // a majority confirmed the release
+	floor     uint64        // the proposal for this round
+	keep      time.Duration // of the renewal
+	jumps     int64         // clock.Jumps at the start of the bid or of the last renewal
+	confirmed uint64        // the nodes' time at the start of the last successful renewal; 0: none
+}
+
+// common is what all requests of a lease have in common.
+type common struct {
+	key, owner string
+	floor      uint64
+	tokens     uint32
+	mode       driver.Mode
 }
 
 // nodeRequest is a request to one node, and its answer.
 type nodeRequest struct {
 	l       *lease
-	n       *node
+	index   int8 // of the node
 	call    call
 	jumps   int32 // clock.Jumps when it was sent
-	req     driver.Request
-	renewal *driver.Renewal
 	sent    boot.Instant
-	until   boot.Instant    // when the call ends
-	term    context.Context // with this deadline
+	until   boot.Instant // when the call ends
+	quorum  *quorum.Info // of this round
 	lease   driver.Lease
-	held    *driver.HeldError
 	latency time.Duration // of the last vote or renewal
 	err     error         // why the node did not grant or confirm
+}
+
+func (g *nodeRequest) node() *node { return g.l.b.nodes[g.index] }
+
+// held returns the node's answer that another owner has the lock; nil if it gave another one.
+func (g *nodeRequest) held() (h *driver.HeldError) {
+	_ = errors.As(g.err, &h)
+	return h
 }
 
 // Acquire makes one attempt to take the lock on a majority of the nodes. A few node timeouts
@@ -95,22 +107,20 @@ func (b *Backend) newLease(ctx context.Context, req *driver.Request) *lease {
 	l := &lease{
 		b:        b,
 		ctx:      context.WithoutCancel(ctx),
-		req:      *req,
+		req:      common{req.Key, req.Owner, req.FenceFloor, req.Tokens, req.Mode},
 		requests: make([]nodeRequest, len(b.nodes)),
-		wake:     make(chan struct{}, 1),
 		jumps:    b.clock.Jumps(),
 		round:    -1,
 		bid: bid{
-			n: len(b.nodes), q: b.q, drift: int8(b.opts.DriftPercent), first: firstNode(req.Key, len(b.nodes)),
-			ttl: req.TTL, timeout: b.timeout(req.TTL),
+			q: b.q, drift: int8(b.opts.DriftPercent), first: firstNode(req.Key, len(b.nodes)),
+			ttl: req.TTL, timeout: b.timeout(req.TTL), parts: make([]part, len(b.nodes)),
 		},
 	}
-	if l.req.Wait = false; req.Mode == driver.Shared {
-		l.req.Tokens = 0 // a range is for who passes the lock on
+	if req.Mode == driver.Shared {
+		l.req.tokens = 0 // a range is for who passes the lock on
 	}
 	for i := range l.requests {
-		g := &l.requests[i]
-		g.l, g.n = l, b.nodes[i]
+		l.requests[i].l, l.requests[i].index = l, int8(i)
 	}
 	return l
 }
@@ -131,14 +141,15 @@ func (l *lease) run(ctx context.Context, kind eventKind, ttl time.Duration) erro
 		until = l.b.clock.Now().Add(time.Until(end))
 	}
 	var cause error
+	wake := make(chan struct{}, 1)
 	for {
-		out, p, said := l.decide(ctx, kind, ttl, until, cause)
+		out, p, said := l.decide(ctx, kind, ttl, until, cause, wake)
 		l.perform(&out)
 		if out.verdict != open {
 			return said
 		}
 		if cause == nil && !p.certain {
-			cause = l.wait(ctx, p)
+			cause = l.wait(ctx, p, wake)
 		}
 		kind = looks
 	}
@@ -152,9 +163,10 @@ type pause struct {
 }
 
 // decide makes one step for a caller. Its last action is to look at the clock.
-func (l *lease) decide(ctx context.Context, kind eventKind, ttl time.Duration, until boot.Instant, cause error) (work, pause, error) {
+func (l *lease) decide(ctx context.Context, kind eventKind, ttl time.Duration, until boot.Instant, cause error, wake chan struct{}) (work, pause, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.wake = wake
 	e := &event{
 		kind: kind, until: until, ttl: ttl, timeout: l.b.timeout(ttl),
 		tripped: l.b.tripped(), duplicate: l.b.duplicate.Load() != nil, ended: cause != nil,
@@ -168,6 +180,9 @@ func (l *lease) decide(ctx context.Context, kind eventKind, ttl time.Duration, u
 	out := l.step(e)
 	if out.pause > 0 {
 		l.bid.due = e.now.Add(out.pause/4 + l.b.random(out.pause))
+	}
+	if out.verdict != open {
+		l.wake = nil
 	}
 	if out.verdict == extended {
 		l.confirmed = l.b.floor(l.bid.start)
@@ -188,7 +203,7 @@ func (b *Backend) nowAndJumps() (boot.Instant, int64) {
 }
 
 // wait returns when the bid must look again. An error says why the caller no longer waits.
-func (l *lease) wait(ctx context.Context, p pause) error {
+func (l *lease) wait(ctx context.Context, p pause, wake <-chan struct{}) error {
 	t := time.NewTimer(max(p.most, 1)) // in bubbles of synctest, timers that are due at once crash the race detector
 	defer t.Stop()
 	done, closed := ctx.Done(), l.b.closed
@@ -196,7 +211,7 @@ func (l *lease) wait(ctx context.Context, p pause) error {
 		done, closed = nil, nil
 	}
 	select {
-	case <-l.wake:
+	case <-wake:
 		return nil
 	case <-t.C:
 		return nil
@@ -211,6 +226,10 @@ func (l *lease) wait(ctx context.Context, p pause) error {
 type work struct {
 	actions
 	notices []driver.Notice
+	req     *driver.Request // of the votes and joins; the quorum is that of each node
+	renewal *driver.Renewal // of the renewals and raises, for nodes that only read it
+	term    context.Context // of the latest call
+	ends    boot.Instant    // when it ends
 }
 
 // step passes an event to the bid, and prepares its actions. l.mu is held.
@@ -226,21 +245,13 @@ func (l *lease) step(e *event) work {
 	if out.wrong != 0 {
 		out.notices = l.blame(out.wrong)
 	}
-	var shared *driver.Renewal // by the nodes, which only read it
 	for i := range l.requests {
 		g := &l.requests[i]
-		if out.verdict == won && l.bid.parts[i].state == counted && g.n.skewed.Load() {
-			g.n.skewed.Store(false)
+		if out.verdict == won && l.bid.parts[i].state == counted && g.node().skewed.Load() {
+			g.node().skewed.Store(false)
 		}
 		if out.calls[i] != idle {
-			if c := out.calls[i]; shared == nil && (c == renew || c == raise || c == raiseLate) {
-				shared = &driver.Renewal{TTL: l.bid.ttl, MinFence: l.bid.fence}
-				if c == renew {
-					shared.Keep = l.keep
-				}
-			}
-			g.renewal = shared
-			l.prepare(g, &out.actions, e.now)
+			l.prepare(g, &out, e.now)
 		}
 	}
 	if l.bid.certain() {
@@ -259,67 +270,63 @@ func (l *lease) step(e *event) work {
 }
 
 // prepare makes the request to a node without a call under way. l.mu is held.
-func (l *lease) prepare(g *nodeRequest, out *actions, now boot.Instant) {
-	g.call = out.calls[g.n.index]
+func (l *lease) prepare(g *nodeRequest, out *work, now boot.Instant) {
 	until := out.until
-	switch g.call {
+	switch g.call = out.calls[g.index]; g.call {
+	case acquire:
+		if l.round != l.bid.round {
+			l.propose()
+		}
+		if g.latency, g.err = 0, nil; out.req == nil {
+			out.req = l.request(l.floor)
+		}
+	case join:
+		if g.quorum = l.b.quorum(g.node(), now, 0); out.req == nil {
+			out.req = l.request(l.confirmed)
+			out.req.ExactFence = l.bid.fence
+		}
 	case release:
 		until = now.Add(releaseTime(l.bid.timeout))
+		if v, ok := g.lease.(async.Vote); ok && out.back.has(int(g.index)) {
+			v.GiveBack(l.bid.silent)
+		}
 	case raiseLate:
 		until = now.Add(l.bid.timeout)
+		fallthrough
+	default:
+		if out.renewal == nil {
+			out.renewal = &driver.Renewal{TTL: l.bid.ttl, MinFence: l.bid.fence}
+			if g.call == renew {
+				out.renewal.Keep = l.keep
+			}
+		}
 	}
 	// Calls that end at nearly the same time share a context.
-	if later := until.Sub(l.until); l.term == nil || later < 0 || later > l.bid.timeout/8 {
-		l.until, l.term = until, async.Until(l.ctx, l.b.clock.Time(until))
+	if later := until.Sub(l.until); l.until == 0 || later < 0 || later > l.bid.timeout/8 {
+		l.until = until
 	}
-	g.until, g.term = l.until, l.term
-	l.fill(g, out, now)
+	g.until = l.until
 }
 
 // releaseTime is how long a release waits for a node, which repeats it afterwards.
 func releaseTime(timeout time.Duration) time.Duration { return 2 * timeout }
 
-// fill makes the request. l.mu is held.
-func (l *lease) fill(g *nodeRequest, out *actions, now boot.Instant) {
-	switch g.call {
-	case acquire:
-		if l.round != l.bid.round {
-			l.propose()
-		}
-		proposed := g.req.Quorum
-		g.req = l.req
-		g.req.Owner, g.req.FenceFloor, g.req.Quorum = l.ofAttempt(), l.floor, proposed
-		g.held, g.latency, g.err = nil, 0, nil
-	case join:
-		g.req = l.req
-		g.req.Owner, g.req.TTL, g.req.ExactFence, g.req.FenceFloor, g.req.Quorum = l.ofAttempt(), l.bid.ttl, l.bid.fence, l.confirmed, l.b.quorum(g.n, now, 0)
-		g.held = nil
-	case release:
-		if v, ok := g.lease.(async.Vote); ok && out.back.has(g.n.index) {
-			v.GiveBack(l.bid.silent)
-		}
-	}
+// request makes the request of an attempt. l.mu is held.
+func (l *lease) request(floor uint64) *driver.Request {
+	owner := l.req.owner + "/" + strconv.FormatInt(int64(l.bid.attempt), 36)
+	return &driver.Request{Key: l.req.key, Owner: owner, TTL: l.bid.ttl, Mode: l.req.mode, Tokens: l.req.tokens, FenceFloor: floor}
 }
 
 // propose sets the proposal to all nodes for this round. l.mu is held.
 func (l *lease) propose() {
 	l.round = l.bid.round
-	l.floor = max(l.b.floor(l.bid.start), l.req.FenceFloor)
-	since := l.b.waits.begun(l.req.Key, func() uint64 { return l.b.floor(l.b.clock.Now()) })
+	l.floor = max(l.b.floor(l.bid.start), l.req.floor)
+	since := l.b.waits.begun(l.req.key, func() uint64 { return l.b.floor(l.b.clock.Now()) })
 	for i := range l.requests {
-		if g := &l.requests[i]; !l.bid.parts[i].stale {
-			g.req.Quorum = l.b.quorum(g.n, l.bid.start, since)
+		if g := &l.requests[i]; !l.bid.stale.has(i) {
+			g.quorum = l.b.quorum(g.node(), l.bid.start, since)
 		}
 	}
-}
-
-// ofAttempt returns the owner of the attempt's requests. l.mu is held.
-func (l *lease) ofAttempt() string {
-	if l.attempt != l.bid.attempt {
-		l.attempt = l.bid.attempt
-		l.owner = l.req.Owner + "/" + strconv.FormatInt(int64(l.attempt), 36)
-	}
-	return l.owner
 }
 
 // number returns the number of a node's owner. l.mu is held.
@@ -332,11 +339,11 @@ func (l *lease) number(h *driver.HeldError) owner {
 	case h.Mode == driver.Shared:
 		return readers
 	}
-	name := request(h.Holder)
+	name := requester(h.Holder)
 	switch name {
 	case "":
 		return nobody
-	case l.req.Owner:
+	case l.req.owner:
 		return ourselves
 	}
 	i := slices.Index(l.owners, name)
@@ -351,7 +358,7 @@ func (l *lease) number(h *driver.HeldError) owner {
 func (l *lease) perform(out *work) {
 	for i, c := range out.calls {
 		if c != idle {
-			l.requests[i].send()
+			l.requests[i].send(out)
 		}
 	}
 	for _, n := range out.notices {
@@ -362,8 +369,8 @@ func (l *lease) perform(out *work) {
 // send starts the call. A call that its node cannot start has a goroutine. The breaker of a node
 // that keeps timing out refuses votes, and nobody waits for one that timed out, unless the other
 // nodes are no majority: a split vote that waits holds up others.
-func (g *nodeRequest) send() {
-	n, b := g.n, g.l.b
+func (g *nodeRequest) send(w *work) {
+	n, b := g.node(), g.l.b
 	if (g.call == acquire || g.call == join) && n.late.Load() {
 		switch {
 		case n.tripped.Load() && len(b.nodes)-b.tripped().len() >= b.q && !n.probes():
@@ -376,42 +383,52 @@ func (g *nodeRequest) send() {
 	n.calls.Add()
 	now := b.now()
 	g.sent, g.jumps = now.at, int32(now.jumps)
-	if !g.start() {
-		go g.run()
+	if g.start(w) {
+		return
 	}
+	var req driver.Request // a node that blocks needs its own
+	if w.req != nil {
+		req = *w.req
+		req.Quorum = g.quorum
+	}
+	go g.run(&req, w.renewal)
 }
 
 // start starts the call, if the node can.
-func (g *nodeRequest) start() bool {
-	n := g.n
+func (g *nodeRequest) start(w *work) bool {
+	n := g.node()
 	if n.async == nil {
 		return false
 	}
+	if w.term == nil || w.ends != g.until {
+		w.term, w.ends = async.Until(g.l.ctx, g.l.b.clock.Time(g.until)), g.until
+	}
 	if g.call == acquire || g.call == join {
-		return n.async.StartAcquire(g.term, &g.req, g)
+		w.req.Quorum = g.quorum
+		return n.async.StartAcquire(w.term, w.req, g)
 	}
 	switch lease, ok := g.lease.(async.Lease); {
 	case !ok:
 		return false
 	case g.call == release:
-		return lease.StartRelease(g.term, g)
+		return lease.StartRelease(w.term, g)
 	default:
-		return lease.StartRenew(g.term, g.renewal, g)
+		return lease.StartRenew(w.term, w.renewal, g)
 	}
 }
 
 // run makes the call, and waits for its end.
-func (g *nodeRequest) run() {
+func (g *nodeRequest) run(req *driver.Request, renewal *driver.Renewal) {
 	ctx, cancel := context.WithDeadline(g.l.ctx, g.l.b.clock.Time(g.until))
 	defer cancel()
 	var r result
 	switch g.call {
 	case acquire, join:
-		r.lease, r.err = g.n.backend.Acquire(ctx, &g.req)
+		r.lease, r.err = g.node().backend.Acquire(ctx, req)
 	case release:
 		r.err = g.lease.Release(ctx)
 	default:
-		r.grant, r.err = g.lease.Renew(ctx, g.renewal)
+		r.grant, r.err = g.lease.Renew(ctx, renewal)
 	}
 	g.done(r)
 }
@@ -460,10 +477,9 @@ func (g *nodeRequest) Released(err error)                 { g.done(result{err: e
 // done ends a call. It first starts the calls that follow from the answer, so that the count of
 // calls never falls to zero in between.
 func (g *nodeRequest) done(r result) {
-	n := g.n
 	r.received = g.l.b.clock.Now()
 	g.end(r)
-	n.calls.Done()
+	g.node().calls.Done()
 }
 
 // end passes the result of the call to the bid.
@@ -478,7 +494,7 @@ func (g *nodeRequest) end(r result) {
 		clock = g.learn(&r, timeout)
 	}
 	l.mu.Lock()
-	e := &event{kind: answered, now: l.b.clock.Now(), node: g.n.index, answer: r.answer, clock: clock}
+	e := &event{kind: answered, now: l.b.clock.Now(), node: int(g.index), answer: r.answer, clock: clock}
 	g.note(&r, e)
 	out := l.step(e)
 	l.mu.Unlock()
@@ -487,7 +503,7 @@ func (g *nodeRequest) end(r result) {
 
 // learn updates the breaker, the clock and the server's identity from a call's result.
 func (g *nodeRequest) learn(r *result, timeout time.Duration) reading {
-	n, b := g.n, g.l.b
+	n, b := g.node(), g.l.b
 	if r.lease != nil {
 		r.grant = r.lease.Grant()
 	}
@@ -515,8 +531,8 @@ func (g *nodeRequest) note(r *result, e *event) {
 	}
 	switch c := g.call; c {
 	case acquire, join:
-		g.held, g.latency, g.err = r.held, took, r.err
-		e.owner = g.l.number(g.held)
+		g.latency, g.err = took, r.err
+		e.owner = g.l.number(r.held)
 		if r.err == nil {
 			g.lease, e.fence = r.lease, r.grant.Fence
 		}
@@ -550,7 +566,7 @@ func (l *lease) feed(e event) {
 func (l *lease) Grant() driver.Grant {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return driver.Grant{Expires: l.b.clock.Time(l.bid.expires), Fence: l.bid.fence, Tokens: l.req.Tokens, Clock: l.clock(), Votes: l.votes()}
+	return driver.Grant{Expires: l.b.clock.Time(l.bid.expires), Fence: l.bid.fence, Tokens: l.req.tokens, Clock: l.clock(), Votes: l.votes()}
 }
 
 // clock returns the present median of the counted nodes' clocks.

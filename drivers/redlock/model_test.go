@@ -245,7 +245,7 @@ func verdictOf(err error) string {
 	case err == nil:
 		return "yes"
 	case errors.As(err, &held):
-		return "held by " + request(held.Holder)
+		return "held by " + requester(held.Holder)
 	case !errors.As(err, &refused):
 	case refused.RetryAfter == 0:
 		return "refused for good"
@@ -270,14 +270,14 @@ func (d *duel) compare() {
 	k := d.sim.s.key()
 	var a, b []string
 	for _, h := range s.Holders {
-		a = append(a, fmt.Sprint(request(h.Owner), " ", h.Fence))
+		a = append(a, fmt.Sprint(requester(h.Owner), " ", h.Fence))
 	}
 	if k.owner != "" {
-		b = append(b, fmt.Sprint(request(k.owner), " ", k.fence))
+		b = append(b, fmt.Sprint(requester(k.owner), " ", k.fence))
 	}
 	if k.readers != nil {
 		for _, r := range k.readers.all {
-			b = append(b, fmt.Sprint(request(r.owner), " ", r.fence))
+			b = append(b, fmt.Sprint(requester(r.owner), " ", r.fence))
 		}
 	}
 	slices.Sort(a)

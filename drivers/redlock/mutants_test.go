@@ -2,6 +2,7 @@ package redlock
 
 import (
 	"math/bits"
+	"slices"
 	"time"
 )
 
@@ -42,7 +43,7 @@ func mutant(m mutation) machine {
 				if e.kind == looks && (b.stage == electing || b.stage == lingering) {
 					agreed := b.agreeing(b.in(owned))
 					if token, same := b.alike(agreed); !same && agreed.len() >= b.q && (b.certain() || e.now >= b.due) {
-						for i := range b.n {
+						for i := range b.parts {
 							if agreed.has(i) {
 								b.parts[i].fence = token
 							}
@@ -63,7 +64,7 @@ func mutant(m mutation) machine {
 		countLate: func(next machine) machine {
 			return func(b *bid, e *event) actions {
 				out := next(b, e)
-				for i := range b.n {
+				for i := range b.parts {
 					if g := &b.parts[i]; b.stage == raising && g.state == owned {
 						g.state = counted
 					}
@@ -73,18 +74,20 @@ func mutant(m mutation) machine {
 		},
 		extendOwn: func(next machine) machine {
 			return func(b *bid, e *event) actions {
-				if e.kind == answered && b.parts[e.node].joined && b.parts[e.node].call == acquire && b.phase == holding {
+				if e.kind == answered && b.joined.has(e.node) && b.parts[e.node].call == acquire && b.phase == holding {
 					g := &b.parts[e.node]
 					if e.answer == granted {
-						g.call, g.awaited = idle, false
-						g.state, g.fence, g.clock, g.acked = counted, e.fence, e.clock, true
+						g.call, g.state, g.fence, g.clock = idle, counted, e.fence, e.clock
+						b.awaited.drop(e.node)
+						b.acks.add(e.node)
 						return actions{}
 					}
 				}
 				out := next(b, e)
-				for i := range b.n {
+				for i := range b.parts {
 					if out.calls[i] == join {
-						out.calls[i], b.parts[i].call, b.parts[i].awaited = acquire, acquire, true
+						out.calls[i], b.parts[i].call = acquire, acquire
+						b.awaited.add(i)
 					}
 				}
 				return out
@@ -146,7 +149,7 @@ func mutant(m mutation) machine {
 			return func(b *bid, e *event) actions {
 				out := next(b, e)
 				got := b.in(owned)
-				for i := range b.n {
+				for i := range b.parts {
 					if g := &b.parts[i]; out.calls[i] == acquire && b.stage == electing && got != 0 {
 						b.fence = b.parts[bits.TrailingZeros16(uint16(got))].fence
 						g.call, out.calls[i] = join, join
@@ -158,7 +161,7 @@ func mutant(m mutation) machine {
 		adoptAbove: func(next machine) machine {
 			return func(b *bid, e *event) actions {
 				out := next(b, e)
-				for i := range b.n {
+				for i := range b.parts {
 					if g := &b.parts[i]; out.calls[i] == release && b.phase == holding && g.state == leaving && g.fence > b.fence {
 						g.call, g.state, out.calls[i] = idle, counted, idle
 					}
@@ -169,7 +172,7 @@ func mutant(m mutation) machine {
 		keepLosers: func(next machine) machine {
 			return func(b *bid, e *event) actions {
 				out := next(b, e)
-				for i := range b.n {
+				for i := range b.parts {
 					if out.verdict > interrupted && out.calls[i] == release {
 						b.parts[i].call, b.parts[i].state, out.calls[i] = idle, free, idle
 					}
@@ -180,7 +183,7 @@ func mutant(m mutation) machine {
 		backLease: func(next machine) machine {
 			return func(b *bid, e *event) actions {
 				out := next(b, e)
-				for i := range b.n {
+				for i := range b.parts {
 					if out.calls[i] == release {
 						out.back.add(i)
 					}
@@ -213,6 +216,7 @@ func stall(b *Backend, f func()) {
 	}
 	b.step = func(x *bid, e *event) actions {
 		try, what := *x, *e
+		try.parts = slices.Clone(x.parts)
 		if next(&try, &what).verdict == won {
 			f()
 			e.now = b.clock.Fresh()

@@ -449,7 +449,7 @@ func (n *simNode) stand(owner string, since uint64, reads bool) simPlace {
 		if reads {
 			number = "r0"
 		}
-		n.place = fmt.Sprintf("%s.%s.%d", request(owner), number, simKept.Milliseconds())
+		n.place = fmt.Sprintf("%s.%s.%d", requester(owner), number, simKept.Milliseconds())
 	}
 	return simPlace{n.place, since}
 }

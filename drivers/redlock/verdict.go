@@ -76,8 +76,8 @@ func (l *lease) blame(wrong set) (notices []driver.Notice) {
 	for i := range l.requests {
 		if g := &l.requests[i]; wrong.has(i) {
 			g.err = l.skew(i)
-			if !g.n.skewed.Swap(true) {
-				notices = append(notices, driver.Notice{Kind: quorum.NoticeClockSkew, Node: g.n.name, Key: l.req.Key, Err: g.err, Detail: g.err.Error()})
+			if !g.node().skewed.Swap(true) {
+				notices = append(notices, driver.Notice{Kind: quorum.NoticeClockSkew, Node: g.node().name, Key: l.req.key, Err: g.err, Detail: g.err.Error()})
 			}
 		}
 	}
@@ -151,7 +151,7 @@ func (l *lease) held() *driver.HeldError {
 	t, free := l.bid.tally(), l.freeIn()
 	var rival, next *driver.HeldError
 	for i := range l.requests {
-		h := l.requests[i].held
+		h := l.requests[i].held()
 		switch g := &l.bid.parts[i]; {
 		case g.silent() || h == nil:
 		case g.said == reserved && (next == nil || h.RetryAfter > next.RetryAfter):
@@ -163,7 +163,7 @@ func (l *lease) held() *driver.HeldError {
 	var h driver.HeldError
 	if t.rivals >= l.bid.enough() {
 		h = *rival
-		h.Holder, h.RetryAfter = request(rival.Holder), free
+		h.Holder, h.RetryAfter = requester(rival.Holder), free
 	} else if h = *next; free > 0 {
 		h.RetryAfter = min(h.RetryAfter, free)
 	}
@@ -179,7 +179,7 @@ func (l *lease) pollAfter() time.Duration {
 	pauses := buf[:0]
 	for i := range l.requests {
 		pause := time.Duration(0)
-		if held := l.requests[i].held; held != nil {
+		if held := l.requests[i].held(); held != nil {
 			pause = held.PollAfter
 		}
 		pauses = append(pauses, pause)
@@ -205,11 +205,11 @@ func (l *lease) freeIn() time.Duration {
 	var buf [MaxNodes]time.Duration
 	left := buf[:0]
 	for i := range l.requests {
-		switch g := &l.requests[i]; {
+		switch h := l.requests[i].held(); {
 		case l.bid.parts[i].state >= leaving:
 			left = append(left, 0)
-		case g.held != nil && g.held.RetryAfter > 0:
-			left = append(left, g.held.RetryAfter)
+		case h != nil && h.RetryAfter > 0:
+			left = append(left, h.RetryAfter)
 		default:
 			left = append(left, never)
 		}
@@ -221,9 +221,9 @@ func (l *lease) freeIn() time.Duration {
 	return 0
 }
 
-// request removes the token and the attempt's number from an owner that a node stores, so that
+// requester removes the token and the attempt's number from an owner that a node stores, so that
 // all attempts of one request are one owner.
-func request(holder string) string {
+func requester(holder string) string {
 	owner, _, _ := strings.Cut(holder, "|")
 	i := strings.LastIndexByte(owner, '/')
 	if i <= 0 || i == len(owner)-1 || len(owner)-i > 7 || strings.Trim(owner[i+1:], "0123456789abcdefghijklmnopqrstuvwxyz") != "" {
@@ -237,7 +237,7 @@ func (l *lease) votes() []quorum.Vote {
 	votes := make([]quorum.Vote, len(l.requests))
 	for i := range l.requests {
 		g := &l.requests[i]
-		votes[i] = quorum.Vote{Node: g.n.name, Granted: l.bid.parts[i].state >= leaving && g.err == nil, Latency: g.latency, Err: g.err}
+		votes[i] = quorum.Vote{Node: g.node().name, Granted: l.bid.parts[i].state >= leaving && g.err == nil, Latency: g.latency, Err: g.err}
 	}
 	return votes
 }
@@ -251,16 +251,16 @@ func (l *lease) verdict(verdict error, now boot.Instant) *quorum.Error {
 	var causes *multierror.Error
 	for i := range l.requests {
 		g := &l.requests[i]
-		if g.held != nil && errors.Is(verdict, driver.ErrHeld) {
+		if g.held() != nil && errors.Is(verdict, driver.ErrHeld) {
 			continue // the verdict already says that this node's lock is held
 		}
 		if err := l.cause(i, now); err != nil {
 			e.Votes[i].Err = err
 			var own *driver.RefusedError
-			if refused != nil && errors.As(err, &own) && own.Reason == refused.Reason && strings.HasPrefix(own.Reason, g.n.name) {
+			if refused != nil && errors.As(err, &own) && own.Reason == refused.Reason && strings.HasPrefix(own.Reason, g.node().name) {
 				continue // the verdict is this node's own error
 			}
-			causes = multierror.Append(causes, errors.New(g.n.says(err)))
+			causes = multierror.Append(causes, errors.New(g.node().says(err)))
 		}
 	}
 	if causes != nil {
@@ -280,8 +280,8 @@ func (l *lease) verdict(verdict error, now boot.Instant) *quorum.Error {
 // answer.
 func (l *lease) cause(i int, now boot.Instant) error {
 	g := &l.requests[i]
-	if part := &l.bid.parts[i]; g.err == nil && part.call != idle && part.awaited && now >= g.until {
-		return fmt.Errorf("no answer within %v", now.Sub(max(l.bid.start, l.bid.asked)).Round(time.Millisecond))
+	if g.err == nil && l.bid.awaited.has(i) && now >= g.until {
+		return fmt.Errorf("no answer within %v", now.Sub(max(l.bid.start, l.bid.voted)).Round(time.Millisecond))
 	}
 	return g.err
 }

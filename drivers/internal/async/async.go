@@ -27,7 +27,7 @@ type Backend interface {
 	Starts(b driver.Backend) bool
 	// StartAcquire leaves out Info.Check: the caller has checked the request once for all its
 	// nodes, by bounds within those of each node's Info. A key that is too long only with the
-	// node's own prefix is not started.
+	// node's own prefix is not started. It does not keep req, which the caller may change afterwards.
 	StartAcquire(t Term, req *driver.Request, r Receiver) bool
 }
 
