@@ -14,8 +14,17 @@ import (
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/names"
 )
 
+// A fake is the part of a client that most tests need not have.
+type fake struct{}
+
+func (fake) Servers(context.Context) ([]Server, error) { return nil, nil }
+func (fake) Close() error                              { return nil }
+func (fake) Subscribe(context.Context, Sink, string, string) (Subscription, error) {
+	return nil, errors.New("no pub/sub")
+}
+
 // instant is a client that grants and frees every lock at once, without an allocation.
-type instant struct{}
+type instant struct{ fake }
 
 func (instant) Exec(_ context.Context, calls []*Call) {
 	for _, c := range calls {
@@ -29,14 +38,6 @@ func (instant) Exec(_ context.Context, calls []*Call) {
 		}
 	}
 }
-
-func (instant) Servers(context.Context) ([]Server, error) { return nil, nil }
-
-func (instant) Subscribe(context.Context, Sink, string, string) (Subscription, error) {
-	return nil, errors.New("no")
-}
-
-func (instant) Close() error { return nil }
 
 // A lock and its release allocate a lease, its texts and contexts, and little else: on the
 // caller's goroutine or another, for one server or a quorum's node.

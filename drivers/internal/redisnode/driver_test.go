@@ -70,11 +70,11 @@ var (
 		{"WaitersShareOneConnection", (*suite).oneSubscriber},
 	}
 	adapter = []test{
+		{"WithoutPubSubOrTheQueueWaitersPoll", (*suite).noSignals},
 		{"LockThatNoReplicaHasIsNotGranted", (*suite).waitReplicas},
 		{"SilentSubscriptionIsReplaced", (*suite).silentConnection},
 		{"ConnectingHoldsUpNeitherCallersNorClose", (*suite).hungConnect},
 		{"DeadlinesHoldOnAnApplicationsClient", (*suite).appDeadlines},
-		{"WithoutPubSubWatchFailsAndSaysSoOnce", (*suite).noPubSub},
 		{"TLSPasswordUserAndSocket", (*suite).ways},
 		{"InspectorShowsLocksAndNothingElse", (*suite).inspector},
 		{"CallsEndWithTheirContext", (*suite).cancelledCalls},
@@ -85,7 +85,6 @@ var (
 		}},
 	}
 	shared = []test{
-		{"WithoutTheRightToAQueueWaitersPoll", (*suite).queueRefused},
 		{"ReadersAndForeignLocksExcludeEachOther", (*suite).sharedForeign},
 		{"OperatorsSeeEachReader", (*suite).sharedOperators},
 		{"ReadersWithKeepGuardAndLostAnswer", (*suite).sharedLeases},

@@ -25,6 +25,7 @@ import (
 // wire is a client whose calls a test may send to changing servers, as behind a host name or a
 // Sentinel. before is called for every batch, and returns its server.
 type wire struct {
+	fake
 	before func(calls []*Call) *redis.Client
 	admin  func() *redis.Client
 }
@@ -62,11 +63,6 @@ func (w *wire) Exec(ctx context.Context, calls []*Call) {
 func (w *wire) Servers(context.Context) ([]Server, error) {
 	return []Server{plainServer{w.admin()}}, nil
 }
-
-func (w *wire) Subscribe(context.Context, Sink, string, string) (Subscription, error) {
-	return nil, errors.New("no pub/sub")
-}
-func (w *wire) Close() error { return nil }
 
 type plainServer struct{ *redis.Client }
 

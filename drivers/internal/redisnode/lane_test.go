@@ -17,6 +17,7 @@ import (
 // A library is a client library without a server, for tests in virtual time: its round trips take as
 // long as a test says, and it may ignore deadlines. Every reply is 1, and tells the clock.
 type library struct {
+	fake
 	takes         atomic.Int64 // how long a round trip takes, in nanoseconds
 	batches, sent atomic.Int64 // how many round trips there were, and calls in them
 	most          atomic.Int64 // the greatest number of round trips under way at a time
@@ -67,12 +68,6 @@ func (l *library) Exec(ctx context.Context, calls []*Call) {
 			c.Reply = []any{"run", now}
 		}
 	}
-}
-
-func (l *library) Servers(context.Context) ([]Server, error) { return nil, nil }
-
-func (l *library) Subscribe(context.Context, Sink, string, string) (Subscription, error) {
-	return nil, errors.New("no")
 }
 
 func (l *library) Close() error {

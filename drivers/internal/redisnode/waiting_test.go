@@ -254,26 +254,6 @@ func subscribers(t testing.TB, srv *server.Server) int {
 	return n
 }
 
-func (s *suite) noPubSub(t *testing.T) {
-	srv := server.StartFor(t, s.kind, server.WithUser("quiet on nopass ~* resetchannels +@all"))
-	var h drivertest.NoticeLog
-	b := s.openWith(t, &driver.Config{DSN: s.url("quiet:x@"+srv.Addr(), ""), Notify: h.Add})
-	for range 3 {
-		_, err := b.(driver.Watcher).Watch(context.Background(), "k")
-		if !errors.Is(err, driver.ErrRefused) || !strings.Contains(err.Error(), "channel") {
-			t.Fatalf("Watch without the right to subscribe: %v", err)
-		}
-	}
-	unlock(t, s.lock(t, b, "k", time.Minute)) // PUBLISH is refused too, and the release holds
-	noLocks(t, srv)
-	eventually(t, func() error {
-		if n := len(h.Of(driver.NoticeDegraded, "pub/sub")); n != 1 {
-			return fmt.Errorf("%d notices say that waiters poll, want one", n)
-		}
-		return nil
-	})
-}
-
 // A waiter is a backend that has a place in a lock's queue.
 type waiter struct {
 	driver.Backend
@@ -488,42 +468,46 @@ func (s *suite) queueLeaves(t *testing.T) {
 	noLocks(t, srv)
 }
 
-// queueRefused: a user without the right to the queue's commands polls, and one notice says so.
-func (s *suite) queueRefused(t *testing.T) {
-	srv := server.StartFor(t, s.kind, server.WithUser("plain on nopass ~* &* +@all -zadd -zpopmin -zrem -zrange"))
-	var h drivertest.NoticeLog
-	open := func() driver.Backend {
-		return s.openWith(t, &driver.Config{DSN: s.url("plain:x@"+srv.Addr(), ""), Notify: h.Add})
-	}
-	l := s.lock(t, open(), theLock, time.Minute)
-	b := open()
-	if _, err := b.Acquire(t.Context(), s.reads("shared")); !errors.Is(err, driver.ErrRefused) || !strings.Contains(err.Error(), "shared mode is not allowed (+zadd") {
-		t.Errorf("Acquire of a reader: %v", err)
-	}
-	for range 2 {
-		if _, err := b.(driver.Watcher).Watch(t.Context(), theLock); !errors.Is(err, driver.ErrRefused) || !strings.Contains(err.Error(), "wait queue") {
-			t.Errorf("Watch: %v", err)
+// noSignals: a user without the right to pub/sub, or to the queue's commands, polls, and one notice says so.
+func (s *suite) noSignals(t *testing.T) {
+	const noQueue = "-zadd -zpopmin -zrem -zrange"
+	srv := server.StartFor(t, s.kind, server.WithUser("quiet on nopass ~* resetchannels +@all"), server.WithUser("plain on nopass ~* &* +@all "+noQueue))
+	for user, says := range map[string]string{"quiet": "channel", "plain": "wait queue"} {
+		var h drivertest.NoticeLog
+		open := func() driver.Backend {
+			return s.openWith(t, &driver.Config{DSN: s.url(user+":x@"+srv.Addr(), ""), Notify: h.Add})
 		}
-	}
-	c, err := dlock.New(b)
-	drivertest.Must(t, err)
-	got := make(chan error, 1)
-	go func() {
-		next, err := c.Lock(t.Context(), theLock)
-		if err == nil {
-			err = next.Unlock()
+		l := s.lock(t, open(), theLock, time.Minute)
+		b := open()
+		for range 2 {
+			if _, err := b.(driver.Watcher).Watch(t.Context(), theLock); !errors.Is(err, driver.ErrRefused) || !strings.Contains(err.Error(), says) {
+				t.Errorf("%s: Watch: %v", user, err)
+			}
 		}
-		got <- err
-	}()
-	unlock(t, l)
-	if err := <-got; err != nil {
-		t.Error(err)
-	}
-	eventually(t, func() error {
-		if n := len(h.Of(driver.NoticeDegraded, "waiters poll")); n != 1 {
-			return fmt.Errorf("%d notices say that waiters poll, want one", n)
+		if _, err := b.Acquire(t.Context(), s.reads("shared")); user == "plain" && (!errors.Is(err, driver.ErrRefused) || !strings.Contains(err.Error(), "shared mode is not allowed (+zadd")) {
+			t.Errorf("Acquire of a reader: %v", err)
 		}
-		return nil
-	})
+		c, err := dlock.New(b)
+		drivertest.Must(t, err)
+		got := make(chan error, 1)
+		go func() {
+			next, err := c.Lock(t.Context(), theLock)
+			if err == nil {
+				err = next.Unlock()
+			}
+			got <- err
+		}()
+		unlock(t, l) // PUBLISH is refused too, and the release holds
+		if err := <-got; err != nil {
+			t.Error(err)
+		}
+		eventually(t, func() error {
+			if n := len(h.Of(driver.NoticeDegraded, "waiters poll")); n != 1 {
+				return fmt.Errorf("%s: %d notices say that waiters poll, want one", user, n)
+			}
+			return nil
+		})
+	}
+	do(t, srv, "DEL", "shared", "redlock1:readers:{shared}")
 	noLocks(t, srv)
 }
