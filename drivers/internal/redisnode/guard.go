@@ -196,18 +196,8 @@ func (g *guard) durable(ctx context.Context) error {
 	})
 }
 
-// announceNew reports that a lone instance counted as new, if the handshake c decided so.
-func (g *guard) announceNew(c *Call, what string) {
-	now, _ := number(c.Reply, 2)
-	if code, _ := number(c.Reply, 0); code == 1 {
-		if till, _ := number(c.Reply, 3); till <= now {
-			g.cfg.Notify(driver.Notice{Kind: quorum.NoticeBootstrapped, Node: g.cfg.Addr, Detail: what})
-		}
-	}
-}
-
 // readHandshake parses a handshake's reply: {code, run_id, TIME, till, terms, why}.
-func (g *guard) readHandshake(ctx context.Context, p *process, q *quorum.Info, reply []any) error {
+func (g *guard) readHandshake(ctx context.Context, p *process, q *quorum.Info, reply []any, mode string) error {
 	code, _ := number(reply, 0)
 	now, _ := number(reply, 2)
 	till, _ := number(reply, 3)
@@ -233,8 +223,11 @@ func (g *guard) readHandshake(ctx context.Context, p *process, q *quorum.Info, r
 		return err
 	}
 	known.ready.Store(true)
-	if till > now {
+	switch {
+	case till > now:
 		g.announce(known, till, now, why)
+	case q == g.lone && code == 1 && mode == memory.Modes[quorum.StateNew]:
+		g.cfg.Notify(driver.Notice{Kind: quorum.NoticeBootstrapped, Node: g.cfg.Addr, Detail: "the server is new: it votes at once"})
 	}
 	return nil
 }

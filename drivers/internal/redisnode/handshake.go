@@ -33,16 +33,12 @@ func (f *router) load(ctx context.Context, p *process, o lua.Op, q *quorum.Info,
 			return now, err
 		}
 	}
-	c := &Call{Keys: keys}
+	c, mode := &Call{Keys: keys}, ""
 	if q == nil {
 		c.Text, c.Args = p.scripts[o].Text, []string{"handshake"}
 	} else {
-		mode, what, err := f.prepare(ctx, p, q)
-		if err != nil {
+		if mode, err = f.prepare(ctx, p, q); err != nil {
 			return nil, err
-		}
-		if what != "" {
-			defer func() { f.guard.announceNew(c, what) }()
 		}
 		deadline, _ := ctx.Deadline()
 		c.Text, c.Args = p.guard(f.guard.space, q.Proposal()).scripts[o].Text, memory.HandshakeArgs(q, mode, p.clock.at(deadline))
@@ -52,32 +48,31 @@ func (f *router) load(ctx context.Context, p *process, o lua.Op, q *quorum.Info,
 	if err != nil || q == nil || now != p {
 		return now, err
 	}
-	return p, f.guard.readHandshake(ctx, p, q, c.Reply)
+	return p, f.guard.readHandshake(ctx, p, q, c.Reply, mode)
 }
 
-// prepare prepares a handshake and returns its mode; what says why a lone instance counts as
-// new.
-func (f *router) prepare(ctx context.Context, p *process, q *quorum.Info) (mode, what string, err error) {
+// prepare prepares a handshake and returns its mode.
+func (f *router) prepare(ctx context.Context, p *process, q *quorum.Info) (mode string, err error) {
 	g := f.guard
 	if p.run == "" {
-		return "", "", &driver.RefusedError{Reason: g.cfg.Addr + ": " + needInfo}
+		return "", &driver.RefusedError{Reason: g.cfg.Addr + ": " + needInfo}
 	}
 	if g.cfg.Durable {
 		if err := g.durable(ctx); err != nil {
-			return "", "", err
+			return "", err
 		}
 		mode = "durable"
 	}
 	if g.cfg.Bootstrap && q == g.lone && !p.guard(g.space, q.Proposal()).ready.Load() { // otherwise it has had locks of this key space
 		r, err := f.look(ctx)
 		if err != nil {
-			return "", "", err
+			return "", err
 		}
 		if r.Memory <= quorum.MemoryNew {
-			return "bootstrap", "the server is " + r.Memory.String() + ": it votes at once", nil
+			mode = memory.Modes[quorum.StateNew]
 		}
 	}
-	return mode, "", nil
+	return mode, nil
 }
 
 // review checks in the background, every half guard while the server gets bids, whether it
@@ -173,7 +168,7 @@ func (f *router) bootstrap(ctx context.Context, q *quorum.Info, mode string, see
 		if now != p || code == 3 {
 			return errChanged
 		}
-		if err := f.guard.readHandshake(ctx, p, q, c.Reply); err != nil || code != 4 || mode != memory.Modes[quorum.StateNew] {
+		if err := f.guard.readHandshake(ctx, p, q, c.Reply, ""); err != nil || code != 4 || mode != memory.Modes[quorum.StateNew] {
 			return err
 		}
 	}

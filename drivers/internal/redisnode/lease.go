@@ -64,11 +64,6 @@ var (
 func (l *Lease) Grant() driver.Grant {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.grant()
-}
-
-// grant is Grant with l.mu held.
-func (l *Lease) grant() driver.Grant {
 	return driver.Grant{Expires: l.expires, Fence: l.fence, Tokens: l.tokens, Clock: time.UnixMicro(l.clock), Server: l.process.run, Terms: l.terms}
 }
 
@@ -110,7 +105,7 @@ func (l *Lease) checkRenewal(r *driver.Renewal) error {
 	if n.closed.Load() {
 		return driver.ErrClosed
 	}
-	if l.over() {
+	if over, _ := l.over(); over {
 		return driver.ErrLost
 	}
 	return nil
@@ -189,7 +184,8 @@ func (t *renewal) heard(a *answer, err error, late bool) error {
 			l.noteInDoubt(driver.Expires(t.sent, t.ttl), time.Now())
 			return err
 		}
-		t.grant = l.extend(a, clock, t.ttl)
+		l.extend(a, clock, t.ttl)
+		t.grant = l.Grant()
 		return nil
 	case code == 0:
 		return driver.ErrLost
@@ -217,7 +213,7 @@ func (l *Lease) noteInDoubt(expires, until time.Time) {
 	}
 }
 
-func (l *Lease) extend(a *answer, clock time.Time, ttl time.Duration) driver.Grant {
+func (l *Lease) extend(a *answer, clock time.Time, ttl time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.expires = driver.Expires(a.sent, ttl)
@@ -225,13 +221,17 @@ func (l *Lease) extend(a *answer, clock time.Time, ttl time.Duration) driver.Gra
 		l.expires = d.expires
 	}
 	l.clock, l.process, l.terms = clock.UnixMicro(), a.process, a.terms(l.quorum)
-	return l.grant()
 }
 
-func (l *Lease) over() bool {
+// over reports whether the lease was released. If its vote is given back, it also returns the earlier tries
+// of the acquisition: until they are answered the counter before it is unknown.
+func (l *Lease) over() (over bool, awaits []inDoubtCall) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.released
+	if l.giveBack {
+		awaits = l.tries()
+	}
+	return l.released, awaits
 }
 
 // GiveBack is for a quorum: see package async. It does nothing where the counter before the grant is
@@ -263,17 +263,6 @@ func (l *Lease) releasing() *releasing {
 	return t
 }
 
-// awaits returns the earlier tries of an acquisition whose vote is given back. Until they are
-// answered the counter before it is unknown.
-func (l *Lease) awaits() []inDoubtCall {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if !l.giveBack {
-		return nil
-	}
-	return l.tries()
-}
-
 // voteWait bounds the wait for one of them. The answers come together, after a server that hung.
 const voteWait = 50 * time.Millisecond
 
@@ -285,13 +274,14 @@ func (l *Lease) Release(ctx context.Context) error {
 	if n.closed.Load() {
 		return driver.ErrClosed
 	}
-	if l.over() {
+	over, awaits := l.over()
+	if over {
 		return nil
 	}
 	if l.quorum == nil || ctx.Err() != nil {
 		ctx = async.Detached(ctx, n.cfg.CallTimeout)
 	}
-	for _, d := range l.awaits() {
+	for _, d := range awaits {
 		_ = async.Await(async.Within(ctx, voteWait), d.sent.done)
 	}
 	t := l.releasing()
@@ -302,7 +292,7 @@ func (l *Lease) Release(ctx context.Context) error {
 // StartRelease is Release without waiting: see package async.
 func (l *Lease) StartRelease(term async.Term, r async.Receiver) bool {
 	n := l.node
-	if n.closed.Load() || l.over() || l.awaits() != nil {
+	if over, awaits := l.over(); over || awaits != nil || n.closed.Load() {
 		return false
 	}
 	t := l.releasing()

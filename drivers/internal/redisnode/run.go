@@ -23,7 +23,6 @@ type answer struct {
 
 	batched
 	request *request
-	router  *router // of a started request
 }
 
 // code returns the first number of the reply.
@@ -126,13 +125,12 @@ func (f *router) start(term async.Term, r *request, until time.Time) bool {
 	if a == nil || err != nil {
 		return false
 	}
-	a.router = f
 	return p.lane.start(&a.Call, term, until, a)
 }
 
 // finished gets the end of a call of a started request.
 func (a *answer) finished(err error) {
-	f, r := a.router, a.request
+	f, r := a.process.lane.node.router, a.request
 	if err = f.heard(r, a, err); !errors.Is(err, errHandshake) {
 		r.then.answered(a, err)
 		return
