@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"net/http"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -56,21 +57,25 @@ func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 		return nil, err
 	}
 	b.address = u.String()
-	b.clock = serverClock(u.Hosts, secure, opt.CallTimeout/3, func() time.Time { return b.now() })
+	b.hosts = &base.Hosts{
+		Names: u.Hosts, Now: func() time.Time { return b.now() },
+		Transport: &http.Transport{TLSClientConfig: secure, DisableKeepAlives: true},
+	}
+	b.versionURL = httpURL(u, u.Hosts[0]) + "/version"
 	b.dial = func() (*clientv3.Client, error) { return dial(u, secure, opt.CallTimeout) }
 	return b, nil
+}
+
+func httpURL(u *dsn.URL, host string) string {
+	return strings.Replace(u.Scheme, "etcd", "http", 1) + "://" + host
 }
 
 // dial makes a client with settings for locks. With a user and a password it asks a server for
 // a token.
 func dial(u *dsn.URL, secure *tls.Config, timeout time.Duration) (*clientv3.Client, error) {
-	scheme := "http://"
-	if secure != nil {
-		scheme = "https://"
-	}
 	endpoints := make([]string, len(u.Hosts))
 	for i, host := range u.Hosts {
-		endpoints[i] = scheme + host
+		endpoints[i] = httpURL(u, host)
 	}
 	return clientv3.New(clientv3.Config{
 		Endpoints: endpoints, TLS: secure, Username: u.User, Password: u.Password,
@@ -101,19 +106,20 @@ type Options struct {
 
 // Backend grants locks of one etcd cluster.
 type Backend struct {
-	opt      Options
-	info     driver.Info
-	address  string
-	tries    int                                      // how often a request that fails at once is sent
-	clock    func(context.Context) (time.Time, error) // the servers'
-	now      func() time.Time                         // time.Now; tests replace it
-	dial     func() (*clientv3.Client, error)         // nil: the caller's own client
-	base     atomic.Pointer[tokenBase]
-	seen     atomic.Int64 // the highest revision seen
-	took     atomic.Int64 // how long the last transaction took, in nanoseconds
-	estimate atomic.Pointer[estimate]
-	asking   atomic.Bool // an attempt renews the estimate
-	pipe     pipe
+	opt        Options
+	info       driver.Info
+	address    string
+	tries      int                              // how often a request that fails at once is sent
+	now        func() time.Time                 // time.Now; tests replace it
+	dial       func() (*clientv3.Client, error) // nil: the caller's own client
+	base       atomic.Pointer[tokenBase]
+	seen       atomic.Int64              // the highest revision seen
+	took       atomic.Int64              // how long the last transaction took, in nanoseconds
+	versionURL string                    // whose answers have the servers' time
+	hosts      *base.Hosts               // that tell the time; nil: this machine does
+	asked      atomic.Pointer[time.Time] // when they were asked last
+	asking     base.Joint
+	pipe       pipe
 
 	calls base.Calls
 
@@ -142,7 +148,6 @@ func New(client *clientv3.Client, o *Options) (*Backend, error) {
 	}
 	b.client.Store(client)
 	b.address = "etcd://" + strings.Join(client.Endpoints(), ",")
-	b.clock = func(context.Context) (time.Time, error) { return b.now(), nil }
 	return b, nil
 }
 

@@ -2,7 +2,6 @@ package etcd
 
 import (
 	"context"
-	"crypto/tls"
 	"net/http"
 	"strconv"
 	"time"
@@ -10,7 +9,6 @@ import (
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
-	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/base"
 )
 
@@ -33,26 +31,44 @@ func (b *Backend) unchanged(old *tokenBase) clientv3.Cmp {
 // lock would raise the base, and locks taken at the same time would conflict.
 const lag = 50 * time.Millisecond
 
-// estimateAge is how long the clock of this process carries on a server's time.
-const estimateAge = 30 * time.Second
+// clockAge is how long the clock of this process carries on a server's time.
+const clockAge = 30 * time.Second
 
-// An estimate is the servers' time at an instant of this process's clock.
-type estimate struct{ server, local time.Time }
-
-// serverTime returns the servers' time, by an estimate that it renews at times. One attempt
-// renews it, and the others use the old one meanwhile.
+// serverTime returns the servers' time, for which it asks them at times. In a backend that New has made it is this machine's time.
 func (b *Backend) serverTime(ctx context.Context) (time.Time, error) {
-	e := b.estimate.Load()
-	if e == nil || time.Since(e.local) > estimateAge && b.asking.CompareAndSwap(false, true) {
-		server, err := b.clock(ctx)
-		b.asking.Store(false)
-		if err != nil {
-			return server, err
-		}
-		e = &estimate{server, time.Now()}
-		b.estimate.Store(e)
+	if b.hosts == nil {
+		return b.now(), nil
 	}
-	return e.server.Add(time.Since(e.local)), nil
+	if asked := b.asked.Load(); asked == nil || time.Since(*asked) > clockAge {
+		if err := b.asking.Do(ctx, &b.calls, b.askTime); err != nil {
+			return time.Time{}, err
+		}
+	}
+	return b.hosts.Clock(), nil
+}
+
+// askTime asks the servers, one after another, for their time, over HTTP. If none answers within its part
+// of the call timeout this machine's time is used.
+func (b *Backend) askTime(ctx context.Context) error {
+	for range b.hosts.Names {
+		if b.askOnce(ctx) {
+			break
+		}
+	}
+	now := time.Now()
+	b.asked.Store(&now)
+	return ctx.Err()
+}
+
+func (b *Backend) askOnce(ctx context.Context) (answered bool) {
+	ctx, cancel := context.WithTimeout(ctx, b.opt.CallTimeout/3/time.Duration(len(b.hosts.Names)))
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, b.versionURL, nil)
+	if err != nil {
+		return false
+	}
+	answer, err := b.hosts.RoundTrip(req)
+	return err == nil && answer.Body.Close() == nil
 }
 
 // readBase reads the base as it is stored at a revision.
@@ -126,30 +142,4 @@ func (b *Backend) raised(ctx context.Context, old *tokenBase) (uint64, error) {
 	}
 	ahead := min(8*time.Duration(b.took.Load()), time.Second)
 	return base.NextBase(old.value, uint64(max(b.seen.Load(), 0)), old.stored != "", now, lag, ahead)
-}
-
-// serverClock returns a function that asks the servers, one after another, for their time, over HTTP.
-// It returns this machine's time if no server sends its own within its part of the timeout.
-func serverClock(names []string, secure *tls.Config, timeout time.Duration, now func() time.Time) func(context.Context) (time.Time, error) {
-	scheme := "http://"
-	if secure != nil {
-		scheme = "https://"
-	}
-	hosts := &base.Hosts{Names: names, Now: now, Transport: &http.Transport{TLSClientConfig: secure, DisableKeepAlives: true}}
-	client := &http.Client{
-		Timeout: timeout / time.Duration(len(names)), Transport: hosts,
-		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-	}
-	return func(ctx context.Context) (time.Time, error) {
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, scheme+names[0]+"/version", nil)
-		if err != nil {
-			return time.Time{}, err
-		}
-		for range names {
-			if answer, err := client.Do(req); err == nil && answer.Body.Close() == nil {
-				break
-			}
-		}
-		return hosts.Clock(), driver.ContextErr(ctx)
-	}
 }
