@@ -48,8 +48,6 @@ type Options struct {
 	// takes writes (Galera, group replication). Without it such a cluster is refused, because
 	// the clocks of its nodes differ. MySQL only.
 	SingleWriter bool
-	// Notify receives background notices; see driver.Config.Notify.
-	Notify func(driver.Notice)
 	// Address is the text that String returns: the server's address without any secret.
 	Address string
 

@@ -95,20 +95,10 @@ func (c *call) leaveSlot(abandoned bool) {
 func (c *call) change(f func(ctx context.Context, conn *sql.Conn) error) error {
 	err := c.do(f)
 	if refusal := (*driver.RefusedError)(nil); c.repeated && errors.As(err, &refusal) {
-		return repeatRefused{refusal}
+		return c.Failed(fmt.Errorf("%w; before, the connection broke under the same statement, which may have taken effect", refusal.Err))
 	}
 	return err
 }
-
-// repeatRefused is the error of a statement whose repeat was refused. It is no ErrRefused.
-type repeatRefused struct{ refusal *driver.RefusedError }
-
-func (e repeatRefused) Error() string {
-	return e.refusal.Error() + "; before, the connection broke under the same statement, which may have taken effect"
-}
-
-// Unwrap returns the database's error.
-func (e repeatRefused) Unwrap() error { return e.refusal.Err }
 
 // ensure runs a statement that makes something if it is missing: repeats do not matter.
 func (c *call) ensure(text string, args ...any) error {

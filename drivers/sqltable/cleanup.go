@@ -57,10 +57,7 @@ func (b *Backend) cleanUp() {
 	b.mu.Unlock()
 	if idle {
 		b.calls.Go(func(ctx context.Context) {
-			err := b.calls.Do(ctx, 10*b.opt.CallTimeout, func(call *base.Call) error { return b.newCall(call).clean(cleanInterval, keptFree) })
-			if err != nil && !b.calls.Closed() && b.opt.Notify != nil {
-				b.opt.Notify(driver.Notice{Kind: driver.NoticeDegraded, Node: b.String(), Err: err, Detail: "rows of keys that are no longer used could not be deleted; another try follows"})
-			}
+			_ = b.calls.Do(ctx, 10*b.opt.CallTimeout, func(call *base.Call) error { return b.newCall(call).clean(cleanInterval, keptFree) }) // another try follows
 		})
 	}
 }

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
-	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 	"github.com/redlock-go/redlock/redlocktest"
 	"github.com/redlock-go/redlock/redlocktest/fault"
 	"github.com/redlock-go/redlock/redlocktest/server"
@@ -60,8 +59,7 @@ func TestStress(t *testing.T) {
 
 func (p *place) harness(t testing.TB) redlocktest.Harness {
 	const secret = "pw-s3cr3t"
-	var told drivertest.NoticeLog
-	cfg := driver.Config{DSN: p.url, Notify: told.Add}
+	cfg := driver.Config{DSN: p.url}
 	var h redlocktest.Harness
 	if p.server == nil {
 		h.Open = func() (driver.Backend, error) { return p.driver.Open(&cfg) }
@@ -72,7 +70,7 @@ func (p *place) harness(t testing.TB) redlocktest.Harness {
 			return p.driver.Open(&through)
 		})
 	}
-	h.Driver, h.URL, h.Notices, h.FutureLayout = p.driver, p.url, told.All, p.layoutOfTomorrow
+	h.Driver, h.URL, h.FutureLayout = p.driver, p.url, p.layoutOfTomorrow
 	// For a machine that is very busy.
 	h.Timeout = 5 * time.Minute
 	// Of the plain client.

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net"
 	"strings"
 	"time"
 
@@ -155,8 +153,8 @@ func (b *Backend) holder(ctx context.Context, s *session, key string, fence uint
 	return "", driver.ErrLost
 }
 
-// Check asks every member that the backend knows for its status, and the ensemble for its list
-// of members.
+// Check asks every member that the backend knows for a session, and the ensemble for its list of
+// members.
 func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 	found := &base.Findings{}
 	err := b.inspect(ctx, func(ctx context.Context, s *session) error {
@@ -171,11 +169,9 @@ func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 	if err != nil {
 		return nil, err
 	}
-	if b.opt.TLS == nil { // otherwise members do not answer without a session
-		for _, host := range b.hosts {
-			found.Node = host
-			b.checkMember(ctx, host, found)
-		}
+	for _, host := range b.hosts {
+		found.Node = host
+		b.checkMember(ctx, host, found)
 	}
 	return found.Result(nil)
 }
@@ -205,34 +201,14 @@ func (b *Backend) checkEnsemble(ctx context.Context, s *session, found *base.Fin
 	return nil
 }
 
+// checkMember lets the member make a session.
 func (b *Backend) checkMember(ctx context.Context, host string, found *base.Findings) {
-	answer, err := b.fourLetters(ctx, host, "srvr")
-	switch {
-	case err != nil:
-		found.Add("member-unreachable", driver.SeverityWarning, "start the member, or remove it from the URL",
-			"the member does not answer: %s", strings.ReplaceAll(err.Error(), "\n", "; "))
-	case strings.Contains(answer, "not currently serving"), strings.Contains(answer, "Mode: read-only"):
-		found.Add("no-leader", driver.SeverityWarning, "check that a majority of the members runs, and that they can reach each other", "the member knows no leader")
-	}
-}
-
-// fourLetters sends a four-letter command to a member, without a session.
-func (b *Backend) fourLetters(ctx context.Context, host, word string) (string, error) {
-	ctx, cancel := b.bound(ctx)
-	defer cancel()
-	c, err := new(net.Dialer).DialContext(ctx, "tcp", host)
+	l, err := (&session{b: b, class: inspectionTTL, ctx: ctx}).connect(host, b.opt.CallTimeout)
 	if err != nil {
-		return "", err
+		found.Add("member-unreachable", driver.SeverityWarning, "start the member, and check that it reaches a majority of the others; or remove it from the URL",
+			"the member does not serve: %s", strings.ReplaceAll(err.Error(), "\n", "; "))
+		return
 	}
-	defer c.Close() //nolint:errcheck // it was only queried
-	if end, ok := ctx.Deadline(); ok {
-		if err := c.SetDeadline(end); err != nil {
-			return "", err
-		}
-	}
-	if _, err := io.WriteString(c, word); err != nil {
-		return "", err
-	}
-	answer, err := io.ReadAll(io.LimitReader(c, 1<<16))
-	return string(answer), err
+	_, _ = l.send(request{op: opClose}) // or the session ends by itself
+	l.hangUp()
 }

@@ -108,7 +108,7 @@ func TestTheLeaderFails(t *testing.T) {
 	drivertest.RunMinority(t, minority, b, "cut off", 3*time.Second, func() error {
 		return between.isolate(alone, (*fault.Proxy).Pause)
 	}, func() error {
-		drivertest.AwaitFinding(t, b, "no-leader")
+		drivertest.AwaitFinding(t, b, "member-unreachable")
 		return between.isolate(alone, (*fault.Proxy).Resume)
 	})
 	drivertest.AwaitFinding(t, minority, "one-address")

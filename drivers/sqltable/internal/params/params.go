@@ -18,7 +18,7 @@ const noName = " "
 // Options reads the parameters that all databases have.
 func Options(cfg *driver.Config, p *dsn.Params) *sqltable.Options {
 	return &sqltable.Options{
-		Prefix: cfg.Prefix, Notify: cfg.Notify,
+		Prefix:      cfg.Prefix,
 		Table:       cmp.Or(p.String("table", sqltable.DefaultTable), noName),
 		Setup:       p.Bool("setup", false),
 		CallTimeout: p.Duration("call_timeout", sqltable.DefaultCallTimeout, driver.MinTTL),
