@@ -155,10 +155,12 @@ func (a *attempt) enter(ctx context.Context) (alone bool, err error) {
 	if err := a.s.keep(ctx, a.req.TTL/8); err != nil {
 		return false, err
 	}
-	a.key = a.s.entryKey(a.path, a.req.Mode)
+	a.key = a.s.name(a.path, a.req.Mode)
 	p := a.entry()
 	sure, err := a.b.do(ctx, p)
-	a.doubt = !sure
+	if !sure {
+		a.doubt = p
+	}
 	switch {
 	case err != nil:
 	case p.answer.Succeeded:
@@ -173,7 +175,8 @@ func (a *attempt) enter(ctx context.Context) (alone bool, err error) {
 			err = errForm // all conditions are true
 		}
 	}
-	if !a.doubt {
+	if sure {
+		a.s.free(a.key)
 		a.key = ""
 	}
 	return false, err
@@ -184,16 +187,15 @@ func (a *attempt) enter(ctx context.Context) (alone bool, err error) {
 func (a *attempt) entry() *part {
 	key, owner, tokens, id := a.key, a.req.Owner, a.req.Tokens, a.s.id // add may be called when the attempt is over
 	p := &part{
-		path: a.path,
-		more: uint64(max(tokens, 1)) - 1,
-		conditions: []clientv3.Cmp{
-			clientv3.Compare(clientv3.CreateRevision(key), "=", 0),
-			clientv3.Compare(clientv3.CreateRevision(a.b.tombstone(key)), "=", 0),
-		},
+		path:      a.path,
+		more:      uint64(max(tokens, 1)) - 1,
 		otherwise: append(a.firsts(), clientv3.OpGet(key)),
 		add: func(expected *tokenBase) clientv3.Op {
 			return clientv3.OpPut(key, base.EntryValue(layout, expected.value, owner, tokens), clientv3.WithLease(id))
 		},
+	}
+	if a.req.Wait || a.req.Mode == driver.Shared { // otherwise the span has the key
+		p.conditions = append(p.conditions, clientv3.Compare(clientv3.CreateRevision(key), "=", 0))
 	}
 	if a.req.Wait {
 		p.then = a.looks(0)

@@ -49,8 +49,7 @@ func stored(ctx context.Context, g *server.Group) ([]string, error) {
 	}
 	var names []string
 	for _, kv := range got.Kvs {
-		// A tombstone ends with the lease of its client.
-		if name := string(kv.Key); name != base && !strings.HasPrefix(name, base+"-gone.") {
+		if name := string(kv.Key); name != base {
 			names = append(names, strings.NewReplacer("%2F", "/", "%25", "%").Replace(name))
 		}
 	}

@@ -15,7 +15,8 @@
 //	/path/KEY/read/LEASE.N    a shared one
 //	/path/.dlock              the version of this layout, and the base of the tokens
 //
-// KEY is the prefix and the key, in which '%' and '/' are written as %25 and %2F. The path is
+// KEY is the prefix and the key, in which '%' and '/' are written as %25 and %2F. N tells the entries
+// of a key and a lease apart, and is used again. The path is
 // /dlock unless the URL has another one. A path must not lie within another one, so the path / is
 // refused. Backend.Path returns the name of a key.
 //
@@ -62,9 +63,8 @@
 // If no member answers for a third of the call timeout, the request goes to another one as well. If
 // answers take longer than that the driver waits longer, so that slow servers get no more to do. An
 // attempt whose outcome is unknown is undone in the background, and a release is repeated, until a
-// server has answered or the backend is closed. The undoing leaves a tombstone,
-// /path/.dlock-gone.NAME, which refuses the attempt's request should it arrive later, and ends with
-// the lease.
+// server has answered or the backend is closed. The undoing raises the base of the
+// tokens, which refuses the attempt's request should it arrive later.
 //
 // # Tokens
 //

@@ -17,6 +17,8 @@ import (
 	recipe "go.etcd.io/etcd/client/v3/experimental/recipes"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/drivers/etcd"
@@ -468,22 +470,23 @@ func on(t testing.TB, g *server.Group, timeout time.Duration, options ...grpc.Di
 	return b
 }
 
-// TestALateReleaseFreesNoOtherLock: a release that is sent again, and arrives when the key has
+// TestALateReleaseFreesNoOtherLock: a release has no answer, is sent again, and arrives when the key has
 // another holder, with the same etcd lease.
 func TestALateReleaseFreesNoOtherLock(t *testing.T) {
 	t.Parallel()
 	g := single(t)
-	var again func() error
+	var late func() error
 	b := with(t, g, func(ctx context.Context, method string, req, reply any, c *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 		send := func() error { return invoke(context.WithoutCancel(ctx), method, req, reply, c, opts...) }
-		if deletes(req) || strings.HasSuffix(method, "/DeleteRange") {
-			again = send
+		if late == nil && (deletes(req) || strings.HasSuffix(method, "/DeleteRange")) {
+			late = send
+			return status.Error(codes.Unavailable, "the request is under way")
 		}
 		return send()
 	})
 	for range 3 {
+		late = nil
 		drivertest.Release(t, drivertest.Grant(t, b, drivertest.NewRequest("k", time.Minute)))
-		late := again
 		l := drivertest.Grant(t, b, drivertest.NewRequest("k", time.Minute))
 		must(t, late())
 		if _, err := l.Renew(t.Context(), &driver.Renewal{TTL: time.Minute}); err != nil {

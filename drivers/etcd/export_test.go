@@ -22,3 +22,16 @@ func (b *Backend) Lease() clientv3.LeaseID {
 	defer s.mu.Unlock()
 	return s.id
 }
+
+// AwaitQueue waits until so many requests wait for those under way.
+func (b *Backend) AwaitQueue(n int) {
+	for {
+		b.pipe.mu.Lock()
+		waiting := len(b.pipe.queue)
+		b.pipe.mu.Unlock()
+		if waiting == n {
+			return
+		}
+		time.Sleep(time.Millisecond)
+	}
+}

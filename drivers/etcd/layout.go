@@ -17,11 +17,10 @@ import (
 //	.dlock               "dlock1 BASE": the version of the layout, and the base of the tokens
 //	KEY/write/LEASE.N    an exclusive owner, or a waiter
 //	KEY/read/LEASE.N     a shared one
-//	.dlock-gone.LEASE.N  a tombstone: this entry must not be made, should its request arrive late
 //
-// KEY is the prefix and the key, in which '%' and '/' are written as %25 and %2F. N counts the
-// entries of the etcd lease, so that no two locks have the same entry, and a release that arrives
-// late deletes no other one. The value of an owner's entry is "dlock1|BASE|OWNER": its token is
+// KEY is the prefix and the key, in which '%' and '/' are written as %25 and %2F. N tells the
+// entries of an etcd lease apart. It is used again when no request for its entry can arrive late, so that
+// a late release deletes no other entry. The value of an owner's entry is "dlock1|BASE|OWNER": its token is
 // BASE plus its create revision. With a range of tokens it is "dlock1|BASE|OWNER+N": that is the
 // last of N. The entry with the smallest create revision is the first in the queue.
 //
@@ -45,11 +44,6 @@ func (b *Backend) Path(key string) string { return b.opt.Path + escaper.Replace(
 
 func (b *Backend) baseKey() string { return b.opt.Path + ".dlock" }
 
-// tombstone returns the name of an entry's tombstone, which is in the queue of no lock.
-func (b *Backend) tombstone(key string) string {
-	return b.baseKey() + "-gone." + key[strings.LastIndexByte(key, '/')+1:]
-}
-
 // A span is a range of etcd's keys.
 type span struct{ from, to string }
 
@@ -68,13 +62,29 @@ func excluders(path string, mode driver.Mode) []span {
 	return []span{{all.from, all.from + read}, {all.from + readEnd, all.to}}
 }
 
-// entryKey returns the key of a new entry.
-func (s *session) entryKey(path string, mode driver.Mode) string {
+// name returns the key of a new entry, which no other entry of the session has. Those of earlier entries
+// are used again: etcd looks at all keys that ever were in a queue, until its history is compacted.
+func (s *session) name(path string, mode driver.Mode) string {
 	kind := write
 	if mode == driver.Shared {
 		kind = read
 	}
-	return path + "/" + kind + strconv.FormatInt(int64(s.id), 16) + "." + strconv.FormatInt(s.entries.Add(1), 10)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for n := 1; ; n++ {
+		key := path + "/" + kind + strconv.FormatInt(int64(s.id), 16) + "." + strconv.Itoa(n)
+		if !s.names[key] {
+			s.names[key] = true
+			return key
+		}
+	}
+}
+
+// free lets another entry have this key. No request that makes or deletes this entry is under way.
+func (s *session) free(key string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.names, key)
 }
 
 // An entry is a stored owner.

@@ -1,11 +1,9 @@
 package etcd
 
 import (
-	"context"
 	"errors"
 	"time"
 
-	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/redlock-go/redlock/driver"
@@ -18,7 +16,8 @@ type place struct {
 	s     *session
 	key   string // of the entry; empty: there is none
 	rev   int64  // its create revision
-	doubt bool   // the request that makes the entry may be under way, or arrive again
+	doubt *part  // the request that makes the entry, if it may be under way, or arrive again
+	late  bool   // one that deletes it may
 	fence uint64
 }
 
@@ -44,10 +43,11 @@ func (l *lease) grant(from time.Time, ttl time.Duration) driver.Grant {
 func (l *lease) renew(call *base.Call, r *driver.Renewal) (driver.Grant, error) {
 	_, from, err := l.check(call, r.TTL/20, nil)
 	switch {
-	case errors.Is(err, errGone) && l.doubt: // it may come again
+	case errors.Is(err, errGone) && l.doubt != nil: // it may come again
 		l.abandon()
 		return driver.Grant{}, driver.ErrLost
 	case errors.Is(err, errGone):
+		l.s.free(l.key)
 		l.s.leave()
 		return driver.Grant{}, driver.ErrLost
 	case err != nil:
@@ -78,19 +78,22 @@ func (p *place) abandon() {
 	})
 }
 
-// remove deletes the entry. If the request that adds it may still be under way, a tombstone refuses it;
-// the tombstone ends with the lease, and then the request fails anyway.
-func (p *place) remove(ctx context.Context) error {
-	if p.doubt {
-		grave := clientv3.OpPut(p.b.tombstone(p.key), "", clientv3.WithLease(p.s.id))
-		_, err := p.b.do(ctx, &part{then: []clientv3.Op{grave, clientv3.OpDelete(p.key)}})
-		if !errors.Is(err, rpctypes.ErrLeaseNotFound) {
-			if p.s.doubts.Add(1) > mostDoubts {
-				p.s.retire()
+// remove deletes the entry. If the request that adds it may arrive later, the base of the tokens becomes
+// another one than it expects.
+func (p *place) remove(call *base.Call) error {
+	x := &part{then: []clientv3.Op{clientv3.OpDelete(p.key)}}
+	if p.doubt != nil {
+		if p.doubt.done != nil { // until then it may be sent again
+			if err := call.Await(p.doubt.done); err != nil {
+				return err
 			}
-			return err
 		}
+		x.least = p.doubt.expected + 1
 	}
-	_, err := p.b.do(ctx, &part{then: []clientv3.Op{clientv3.OpDelete(p.key)}})
+	sure, err := p.b.do(call, x)
+	p.late = p.late || !sure
+	if err == nil && !p.late {
+		p.s.free(p.key)
+	}
 	return err
 }

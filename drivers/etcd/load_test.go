@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -167,40 +168,98 @@ func TestALateRequestMakesNoLock(t *testing.T) {
 	g := single(t)
 	var armed atomic.Bool
 	var late func() error
+	var given func() // up
 	b := with(t, g, func(ctx context.Context, method string, req, reply any, c *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 		if moves(req) != 0 && armed.CompareAndSwap(true, false) {
 			late = func() error {
 				return invoke(context.WithoutCancel(ctx), method, req, &etcdserverpb.TxnResponse{}, c, opts...)
 			}
+			given()
 			return status.Error(codes.Unavailable, "the request is under way")
 		}
 		return invoke(ctx, method, req, reply, c, opts...)
 	})
-	drivertest.Release(t, drivertest.Grant(t, b, drivertest.NewRequest("k", time.Minute)))
-	for _, abandoned := range []bool{false, true} {
-		ctx, cancel := context.WithCancel(t.Context())
-		armed.Store(true)
-		if abandoned {
+	for _, mode := range []driver.Mode{driver.Exclusive, driver.Shared} {
+		for i := range 4 {
+			r := drivertest.NewRequest("k", time.Minute)
+			r.Mode, r.Wait = mode, i%2 == 1
+			ctx, cancel := context.WithCancel(t.Context())
+			if given = func() {}; i >= 2 {
+				given = cancel
+			}
+			armed.Store(true)
+			if l, err := b.Acquire(ctx, r); err == nil {
+				drivertest.Release(t, l)
+			} else if i < 2 {
+				t.Error(err)
+			}
 			cancel()
-		}
-		l, err := b.Acquire(ctx, drivertest.NewRequest("k", time.Minute))
-		if err == nil {
-			drivertest.Release(t, l)
-		} else if armed.Load() {
-			armed.Store(false)
-			cancel()
-			continue // it was cancelled before it sent anything
-		}
-		cancel()
-		drivertest.Release(t, drivertest.Grant(t, b, drivertest.NewRequest("k", time.Minute))) // the attempt was undone
-		if err := late(); err != nil {
-			t.Error(err)
-		}
-		s, err := b.Lookup(t.Context(), "k")
-		if err != nil || len(s.Holders) != 0 {
-			t.Errorf("after a late request (abandoned: %v) the key is held: %+v, %v", abandoned, s, err)
+			r = drivertest.NewRequest("k", time.Minute)
+			r.Wait = true // until the attempt is undone
+			drivertest.Release(t, drivertest.Grant(t, b, r))
+			must(t, late())
+			if s, err := b.Lookup(t.Context(), "k"); err != nil || len(s.Holders) != 0 {
+				t.Errorf("after a late request (%+v, given up: %v) the key is held: %+v, %v", r, i >= 2, s, err)
+			}
 		}
 	}
+}
+
+// TestAnAttemptThatLeavesABatchIsUndoneAfterIt: the batch is sent again, with another base, when the
+// attempt has been given up.
+func TestAnAttemptThatLeavesABatchIsUndoneAfterIt(t *testing.T) {
+	t.Parallel()
+	var hold atomic.Bool
+	held, made := make(chan chan struct{}), make(chan struct{}, 10)
+	b := with(t, single(t), func(ctx context.Context, method string, req, reply any, c *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+		if moves(req) != 0 && hold.Load() {
+			goes := make(chan struct{})
+			held <- goes
+			<-goes
+		}
+		err := invoke(ctx, method, req, reply, c, opts...)
+		if r, ok := reply.(*etcdserverpb.TxnResponse); ok && r.Succeeded && moves(req) != 0 {
+			made <- struct{}{}
+		}
+		return err
+	})
+	drivertest.Release(t, drivertest.Grant(t, b, drivertest.NewRequest("k", time.Minute)))
+	<-made
+	hold.Store(true)
+	var others []<-chan driver.Lease
+	var under []chan struct{}
+	for i := range 2 { // as many transactions as there may be
+		others = append(others, drivertest.Waiter(t, b, drivertest.NewRequest(fmt.Sprint(i), time.Minute)))
+		under = append(under, <-held)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	left := make(chan error)
+	go func() {
+		_, err := b.Acquire(ctx, drivertest.NewRequest("k", time.Minute))
+		left <- err
+	}()
+	other := open(t, patientURL(single(t), "/"+t.Name()))
+	b.AwaitQueue(1)
+	close(under[0])
+	batch := <-held
+	cancel()
+	if err := <-left; drivertest.Verdict(err) == "granted" {
+		t.Error("the attempt that was given up was granted")
+	}
+	hold.Store(false)
+	close(under[1])
+	for _, l := range others {
+		drivertest.Release(t, <-l)
+		<-made
+	}
+	many := drivertest.NewRequest("raises the base", time.Minute)
+	many.Tokens = 100
+	drivertest.Release(t, drivertest.Grant(t, other, many))
+	close(batch)
+	<-made // the batch, at its second try
+	wait := drivertest.NewRequest("k", time.Minute)
+	wait.Wait = true
+	drivertest.Release(t, drivertest.Grant(t, other, wait))
 }
 
 // writesOf returns how many writes of a cluster of one member f makes.
@@ -287,4 +346,40 @@ func TestLeasesThroughTheLossOfTheLeader(t *testing.T) {
 	drivertest.RunLeaderLoss(t, g, func() *server.Server { return leader(t, g) }, func(addrs []string) string {
 		return "etcd://" + strings.Join(addrs, ",") + "?call_timeout=1500ms"
 	}, locks)
+}
+
+// TestAKeyHasFewNames: etcd looks at all names that a key's entries ever had, until its history is
+// compacted, so an entry has the name of an earlier one.
+func TestAKeyHasFewNames(t *testing.T) {
+	t.Parallel()
+	g := single(t)
+	c := client(t, g)
+	b := open(t, patientURL(g, "/"+t.Name()))
+	now, err := c.Get(t.Context(), "now")
+	must(t, err)
+	const locks = 10
+	for range locks {
+		l := drivertest.Grant(t, b, drivertest.NewRequest("k", time.Minute))
+		if _, err := b.Acquire(t.Context(), drivertest.NewRequest("k", time.Minute)); drivertest.Verdict(err) != "held" {
+			t.Errorf("beside the holder: %v", err)
+		}
+		next := drivertest.Waiter(t, b, drivertest.NewRequest("k", time.Minute))
+		drivertest.AwaitWaiters(t, b, "k", 1)
+		drivertest.Release(t, l)
+		drivertest.Release(t, <-next)
+	}
+	names := map[string]int{}
+	made := 0
+	for answer := range c.Watch(t.Context(), b.Path("k")+"/", clientv3.WithPrefix(), clientv3.WithRev(now.Header.Revision), clientv3.WithFilterDelete()) {
+		for _, e := range answer.Events {
+			made++
+			names[string(e.Kv.Key)]++
+		}
+		if made >= 2*locks {
+			break
+		}
+	}
+	if len(names) > 2 {
+		t.Errorf("%d locks, of which two are held or waited for at a time, have %d names", made, len(names))
+	}
 }

@@ -1,7 +1,6 @@
 package etcd
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -27,16 +26,18 @@ type part struct {
 	path            string                       // of the lock to which it adds an entry; empty: it adds none
 	add             func(*tokenBase) clientv3.Op // the entry, which comes after then
 	more            uint64                       // how many tokens the entry has besides the last one
+	least           uint64                       // the base is at least this one when the part has an effect; zero: any
 	done            chan struct{}                // closed when another goroutine has sent it
 
 	// The outcome.
-	answer *etcdserverpb.TxnResponse
-	base   *tokenBase // the base with which an entry was added
-	sent   time.Time  // before the transaction was sent
-	rev    int64      // the revision of the answer
-	term   uint64     // the leader's
-	sure   bool       // it was sent once, and answered
-	err    error
+	answer   *etcdserverpb.TxnResponse
+	base     *tokenBase // the base with which an entry was added
+	expected uint64     // the greatest base that a request to add it expected
+	sent     time.Time  // before the transaction was sent
+	rev      int64      // the revision of the answer
+	term     uint64     // the leader's
+	sure     bool       // it was sent once, and answered
+	err      error
 }
 
 // A pipe gathers the parts of calls that meet. A caller sends its own part at once, on its own
@@ -136,10 +137,11 @@ func (b *Backend) send(ctx context.Context, batch []*part) {
 			outcome(batch, func(p *part) { p.sure, p.err = sure, err })
 			return
 		}
+		if t.old != nil {
+			outcome(batch, func(p *part) { p.expected = max(p.expected, t.old.value) })
+		}
 		sent := time.Now()
-		done, once, err := call(ctx, b, func(ctx context.Context, c *clientv3.Client) (*clientv3.TxnResponse, error) {
-			return c.Txn(ctx).If(t.conditions...).Then(t.then...).Else(t.otherwise...).Commit()
-		})
+		done, once, err := call(ctx, b, t.commit)
 		sure = sure && once
 		switch {
 		case err != nil && definite(err) && sure && len(batch) > 1:
@@ -191,7 +193,7 @@ type transaction struct {
 	then, otherwise []clientv3.Op
 	flat            bool       // the one part is not nested
 	first           int        // the index of the parts' first request in then
-	old, next       *tokenBase // that it expects, and that it stores; nil: it adds no entry
+	old, next       *tokenBase // that it expects, and that it stores; nil: it needs none
 }
 
 // transaction makes the request for a batch. An entry is added only if the base of the tokens is as
@@ -199,9 +201,12 @@ type transaction struct {
 // be old. A part that writes, and is alone, is not nested: that is faster, and etcd checks no
 // permission for what is nested (GHSA-rfx7-8w68-q57q, until March 2026).
 func (b *Backend) transaction(ctx context.Context, batch []*part) (t transaction, err error) {
-	if slices.ContainsFunc(batch, func(p *part) bool { return p.add != nil }) {
-		more := slices.MaxFunc(batch, func(p, q *part) int { return cmp.Compare(p.more, q.more) }).more
-		if t.old, t.next, err = b.nextBase(ctx, more); err != nil {
+	if slices.ContainsFunc(batch, func(p *part) bool { return p.add != nil || p.least > 0 }) {
+		more, least := uint64(0), uint64(0)
+		for _, p := range batch {
+			more, least = max(more, p.more), max(least, p.least)
+		}
+		if t.old, t.next, err = b.nextBase(ctx, more, least); err != nil {
 			return t, err
 		}
 		t.conditions = []clientv3.Cmp{b.unchanged(t.old)}
@@ -230,6 +235,18 @@ func (b *Backend) transaction(ctx context.Context, batch []*part) (t transaction
 		}
 	}
 	return t, nil
+}
+
+// commit sends the transaction. One that only deletes an entry is cheaper without its form.
+func (t *transaction) commit(ctx context.Context, c *clientv3.Client) (*clientv3.TxnResponse, error) {
+	if len(t.conditions) > 0 || len(t.then) > 1 || !t.then[0].IsDelete() {
+		return c.Txn(ctx).If(t.conditions...).Then(t.then...).Else(t.otherwise...).Commit()
+	}
+	r, err := c.Do(ctx, t.then[0])
+	if err != nil {
+		return nil, err
+	}
+	return &clientv3.TxnResponse{Header: r.Del().Header, Succeeded: true, Responses: []*etcdserverpb.ResponseOp{{}}}, nil
 }
 
 var errForm = errors.New("the server's answer has an unexpected form")

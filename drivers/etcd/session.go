@@ -5,7 +5,6 @@ import (
 	"errors"
 	"math"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -21,17 +20,13 @@ type session struct {
 	b       *Backend
 	seconds int64      // its TTL
 	keeping base.Joint // the request that grants it, or keeps it alive
-	entries atomic.Int64
-	doubts  atomic.Int64 // tombstones
 
 	mu    sync.Mutex
+	names map[string]bool  // keys of entries that are there, or may come
 	id    clientv3.LeaseID // 0: it is not granted yet
 	start time.Time        // before the request to grant it, or to keep it alive
 	term  uint64           // the leader's, at the last keep-alive; 0: none since the grant
 }
-
-// mostDoubts is how many tombstones a session gathers before another one takes its place.
-const mostDoubts = 100
 
 // seconds rounds a TTL up to whole seconds, as etcd counts it.
 func seconds(ttl time.Duration) int64 { return int64(math.Ceil(ttl.Seconds())) }
@@ -39,7 +34,7 @@ func seconds(ttl time.Duration) int64 { return int64(math.Ceil(ttl.Seconds())) }
 // join returns the session for a lock. The caller calls keep, and in the end leave.
 func (b *Backend) join(ttl time.Duration) *session {
 	n := seconds(ttl)
-	return b.sessions.Join(int(n), func() *session { return &session{b: b, seconds: n} })
+	return b.sessions.Join(int(n), func() *session { return &session{b: b, seconds: n, names: map[string]bool{}} })
 }
 
 func (s *session) leave()  { s.b.sessions.Leave(s) }

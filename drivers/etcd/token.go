@@ -34,7 +34,8 @@ const lag = 50 * time.Millisecond
 // clockAge is how long the clock of this process carries on a server's time.
 const clockAge = 30 * time.Second
 
-// serverTime returns the servers' time, for which it asks them at times. In a backend that New has made it is this machine's time.
+// serverTime returns the servers' time, for which it asks them at times. In a backend that New has made it
+// is this machine's time.
 func (b *Backend) serverTime(ctx context.Context) (time.Time, error) {
 	if b.hosts == nil {
 		return b.now(), nil
@@ -112,16 +113,16 @@ func (b *Backend) saw(revision int64) {
 
 // nextBase returns the base that the servers most likely have, and the one to store with the
 // next entry: the same one, unless tokens lag behind the clock, or the entry has more tokens, which are
-// those before the last one. The backend's other transaction
+// those before the last one, or it must be a greater one. The backend's other transaction
 // then expects the new base at once, because the server most likely sees it later.
-func (b *Backend) nextBase(ctx context.Context, more uint64) (old, next *tokenBase, err error) {
+func (b *Backend) nextBase(ctx context.Context, more, least uint64) (old, next *tokenBase, err error) {
 	if old = b.base.Load(); old == nil {
 		if old, err = b.fetchBase(ctx); err != nil {
 			return nil, nil, err
 		}
 	}
 	value, err := b.raised(ctx, old)
-	value = max(value, old.value+more)
+	value = max(value, old.value+more, least)
 	if err != nil || value == old.value && old.stored != "" {
 		return old, old, err
 	}
