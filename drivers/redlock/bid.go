@@ -185,7 +185,7 @@ type event struct {
 	until                    boot.Instant // the caller's deadline
 	ttl                      time.Duration
 	timeout                  time.Duration // of a node
-	tripped                  set           // nodes whose breaker is open
+	tripped, late            set           // nodes whose breaker is open; whose last request timed out
 	ended, jumped, duplicate bool          // the caller's context ended; the machine was stopped; a node votes twice
 
 	// Fields of an event from a node's answer.
@@ -202,7 +202,6 @@ const (
 	begins   eventKind = iota // Acquire
 	looks                     // the outcome of the stage is certain, or its time is over
 	answered                  // a call ended
-	probed                    // do not wait for the answer to this call
 	renews                    // Renew
 	releases                  // Release
 )
@@ -268,8 +267,6 @@ func (b *bid) step(e *event) (out actions) {
 		}
 	case answered:
 		b.answer(e, &out)
-	case probed:
-		b.awaited.drop(e.node)
 	case renews:
 		b.renew(e, &out)
 	case releases:
@@ -368,16 +365,21 @@ func (b *bid) look(e *event, out *actions) {
 // ask is step 2: it asks nodes for their votes, all at once. The outcome is certain at the q-th
 // grant, or when no majority is possible. Each time it uses a new owner (rule "attempt"), so that
 // a request that is still under way for an earlier owner, such as a late release, cannot affect
-// this one.
+// this one. Nobody waits for a node whose last request timed out, unless the others are no majority:
+// a split vote that waits holds up others.
 func (b *bid) ask(s stage, of set, e *event, out *actions) {
 	b.attempt++
 	b.voted = e.now
 	b.await(s, b.timeout, e, out)
+	of &^= b.busy()
+	b.joined &^= of
+	b.awaited |= of
+	if len(b.parts)-e.late.len() >= b.q {
+		b.awaited &^= of & e.late
+	}
 	for i := range b.parts {
-		if g := &b.parts[i]; of.has(i) && g.call == idle {
-			g.said, g.owner = silence, nobody
-			b.joined.drop(i)
-			b.awaited.add(i)
+		if of.has(i) {
+			b.parts[i].said, b.parts[i].owner = silence, nobody
 			b.send(i, acquire, out)
 		}
 	}
@@ -412,20 +414,19 @@ func (b *bid) outcome(e *event, out *actions) {
 	if e.now >= b.due {
 		pending = 0
 	}
-	t := b.tally()
-	switch {
-	case agreed.len() >= b.q:
+	if agreed.len() >= b.q {
 		if e.duplicate {
 			out.verdict = twice
-			return
-		}
-		if _, same := b.alike(agreed); same || b.awaited == 0 {
+		} else if _, same := b.alike(agreed); same || b.awaited == 0 {
 			b.choose(e, out)
-			return
+		} else {
+			// A second round trip is needed anyway, and a node whose token is not in the maximum
+			// could not carry the lease. So wait for stragglers as long as the vote took.
+			b.await(lingering, min(max(e.now.Sub(b.start), time.Millisecond), b.timeout), e, out)
 		}
-		// A second round trip is needed anyway, and a node whose token is not in the maximum
-		// could not carry the lease. So wait for stragglers as long as the vote took.
-		b.await(lingering, min(max(e.now.Sub(b.start), time.Millisecond), b.timeout), e, out)
+		return
+	}
+	switch t := b.tally(); {
 	case t.misuse > 0:
 		out.verdict = invalid
 	case t.most() >= b.q && b.same(&t):

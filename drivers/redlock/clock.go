@@ -95,9 +95,13 @@ func (b *Backend) floor(now boot.Instant) uint64 {
 	if len(offsets) < b.q {
 		return 0
 	}
+	return uint64(max((median(offsets)+time.Duration(now))/time.Microsecond, 0))
+}
+
+// median returns the lower median, and sorts its argument.
+func median(offsets []time.Duration) time.Duration {
 	slices.Sort(offsets)
-	us := (offsets[(len(offsets)-1)/2] + time.Duration(now)) / time.Microsecond
-	return uint64(max(us, 0))
+	return offsets[(len(offsets)-1)/2]
 }
 
 // othersNow is the latest time that the clocks of the nodes other than n may show now, by the rule

@@ -143,33 +143,26 @@ func (l *lease) run(ctx context.Context, kind eventKind, ttl time.Duration) erro
 	var cause error
 	wake := make(chan struct{}, 1)
 	for {
-		out, p, said := l.decide(ctx, kind, ttl, until, cause, wake)
+		out, said := l.decide(ctx, kind, ttl, until, cause, wake)
 		l.perform(&out)
 		if out.verdict != open {
 			return said
 		}
-		if cause == nil && !p.certain {
-			cause = l.wait(ctx, p, wake)
+		if cause == nil && out.wait != 0 {
+			cause = l.wait(ctx, &out, wake)
 		}
 		kind = looks
 	}
 }
 
-// pause says how a caller waits for its stage to end.
-type pause struct {
-	most    time.Duration
-	certain bool // not at all
-	deaf    bool // also if the caller's context ends
-}
-
 // decide makes one step for a caller. Its last action is to look at the clock.
-func (l *lease) decide(ctx context.Context, kind eventKind, ttl time.Duration, until boot.Instant, cause error, wake chan struct{}) (work, pause, error) {
+func (l *lease) decide(ctx context.Context, kind eventKind, ttl time.Duration, until boot.Instant, cause error, wake chan struct{}) (work, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.wake = wake
 	e := &event{
 		kind: kind, until: until, ttl: ttl, timeout: l.b.timeout(ttl),
-		tripped: l.b.tripped(), duplicate: l.b.duplicate.Load() != nil, ended: cause != nil,
+		tripped: l.b.tripped(), late: l.b.late(), duplicate: l.b.duplicate.Load() != nil, ended: cause != nil,
 	}
 	if kind == looks {
 		e.now = l.b.clock.Fresh()
@@ -187,8 +180,10 @@ func (l *lease) decide(ctx context.Context, kind eventKind, ttl time.Duration, u
 	if out.verdict == extended {
 		l.confirmed = l.b.floor(l.bid.start)
 	}
-	p := pause{most: l.bid.due.Sub(e.now), certain: l.bid.certain(), deaf: l.bid.stage == quieting}
-	return out, p, l.says(ctx, out.verdict, cause, e.now)
+	if !l.bid.certain() {
+		out.wait, out.deaf = max(l.bid.due.Sub(e.now), 1), l.bid.stage == quieting // in bubbles of synctest, timers that are due at once crash the race detector
+	}
+	return out, l.says(ctx, out.verdict, cause, e.now)
 }
 
 // nowAndJumps returns the time, and how often the clock had jumped by then.
@@ -203,11 +198,11 @@ func (b *Backend) nowAndJumps() (boot.Instant, int64) {
 }
 
 // wait returns when the bid must look again. An error says why the caller no longer waits.
-func (l *lease) wait(ctx context.Context, p pause, wake <-chan struct{}) error {
-	t := time.NewTimer(max(p.most, 1)) // in bubbles of synctest, timers that are due at once crash the race detector
+func (l *lease) wait(ctx context.Context, out *work, wake <-chan struct{}) error {
+	t := time.NewTimer(out.wait)
 	defer t.Stop()
 	done, closed := ctx.Done(), l.b.closed
-	if p.deaf {
+	if out.deaf {
 		done, closed = nil, nil
 	}
 	select {
@@ -230,6 +225,8 @@ type work struct {
 	renewal *driver.Renewal // of the renewals and raises, for nodes that only read it
 	term    context.Context // of the latest call
 	ends    boot.Instant    // when it ends
+	wait    time.Duration   // how long the caller waits for the stage to end
+	deaf    bool            // also if the caller's context ends
 }
 
 // step passes an event to the bid, and prepares its actions. l.mu is held.
@@ -367,20 +364,14 @@ func (l *lease) perform(out *work) {
 }
 
 // send starts the call. A call that its node cannot start has a goroutine. The breaker of a node
-// that keeps timing out refuses votes, and nobody waits for one that timed out, unless the other
-// nodes are no majority: a split vote that waits holds up others.
+// that keeps timing out refuses votes, unless the other nodes are no majority.
 func (g *nodeRequest) send(w *work) {
 	n, b := g.node(), g.l.b
-	if (g.call == acquire || g.call == join) && n.late.Load() {
-		switch {
-		case n.tripped.Load() && len(b.nodes)-b.tripped().len() >= b.q && !n.probes():
-			g.end(result{err: errSkipped, answer: unasked})
-			return
-		case len(b.nodes)-b.late().len() >= b.q:
-			g.l.feed(event{kind: probed, node: n.index})
-		}
-	}
 	n.calls.Add()
+	if (g.call == acquire || g.call == join) && n.tripped.Load() && len(b.nodes)-b.tripped().len() >= b.q && !n.probes() {
+		g.done(result{err: errSkipped, answer: unasked})
+		return
+	}
 	now := b.now()
 	g.sent, g.jumps = now.at, int32(now.jumps)
 	if g.start(w) {
@@ -474,17 +465,12 @@ func (g *nodeRequest) Acquired(l driver.Lease, err error) { g.done(result{lease:
 func (g *nodeRequest) Renewed(r driver.Grant, err error)  { g.done(result{grant: r, err: err}) }
 func (g *nodeRequest) Released(err error)                 { g.done(result{err: err}) }
 
-// done ends a call. It first starts the calls that follow from the answer, so that the count of
-// calls never falls to zero in between.
+// done passes the result of a call to the bid. It starts the calls that follow from the answer before
+// the call has ended, so that the count of calls never falls to zero in between.
 func (g *nodeRequest) done(r result) {
-	r.received = g.l.b.clock.Now()
-	g.end(r)
-	g.node().calls.Done()
-}
-
-// end passes the result of the call to the bid.
-func (g *nodeRequest) end(r result) {
 	l := g.l
+	defer g.node().calls.Done()
+	r.received = l.b.clock.Now()
 	var clock reading
 	if r.answer != unasked {
 		r.read()
@@ -553,15 +539,6 @@ func (g *nodeRequest) note(r *result, e *event) {
 	}
 }
 
-// feed passes to the bid an event for which no caller waits.
-func (l *lease) feed(e event) {
-	l.mu.Lock()
-	e.now = l.b.clock.Now()
-	out := l.step(&e)
-	l.mu.Unlock()
-	l.perform(&out)
-}
-
 // Grant returns the lease as of the last success.
 func (l *lease) Grant() driver.Grant {
 	l.mu.Lock()
@@ -581,8 +558,7 @@ func (l *lease) clock() time.Time {
 	if len(mids) == 0 {
 		return time.Time{}
 	}
-	slices.Sort(mids)
-	return time.Unix(0, int64(mids[(len(mids)-1)/2]+time.Duration(l.b.clock.Now())))
+	return time.Unix(0, int64(median(mids)+time.Duration(l.b.clock.Now())))
 }
 
 // Renew extends the lease on the nodes that carry it; a majority of all nodes must confirm that

@@ -95,10 +95,9 @@ func (l *lease) skew(i int) error {
 			others = append(others, l.bid.mid(j))
 		}
 	}
-	slices.Sort(others)
 	off, way := l.bid.mid(i), "ahead of"
 	if len(others) > 0 {
-		off -= others[(len(others)-1)/2]
+		off -= median(others)
 	}
 	if off < 0 {
 		off, way = -off, "behind"
