@@ -57,6 +57,7 @@ func age(t *testing.T, folder string, since time.Time) {
 	}
 }
 
+// Also a program that takes one lock and ends removes some files of unused keys.
 func TestAFolderDoesNotGrowForEver(t *testing.T) {
 	t.Parallel()
 	folder := t.TempDir()
@@ -68,7 +69,7 @@ func TestAFolderDoesNotGrowForEver(t *testing.T) {
 	now := time.Now()
 	age(t, folder, now.Add(-time.Minute))
 	for i := range 20 { // each removes some
-		release(t, acquire(t, b, request(fmt.Sprint("new/", i))))
+		release(t, acquire(t, open(t, folder), request(fmt.Sprint("new/", i))))
 	}
 	if got := len(files(t, folder)); got > 30 {
 		t.Errorf("%d files are left of 121 keys, and 21 of them are young", got)
@@ -124,21 +125,6 @@ func TestLookingAndRemovingRefuseNobody(t *testing.T) {
 		}
 		last = l.Grant().Fence
 		release(t, l)
-	}
-}
-
-// A program that takes one lock and ends removes some files of unused keys.
-func TestAProgramThatEndsSoonRemovesSomething(t *testing.T) {
-	folder := t.TempDir()
-	for i := range 50 {
-		b, err := New(&Options{Folder: folder})
-		must(t, err)
-		release(t, acquire(t, b, request(fmt.Sprint(i))))
-		must(t, b.Close())
-		age(t, folder, time.Now().Add(-time.Minute))
-	}
-	if n := len(files(t, folder)); n > someKeys {
-		t.Errorf("%d files are left", n)
 	}
 }
 

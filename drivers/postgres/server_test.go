@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -165,27 +166,25 @@ func TestADeadlockOfTransactionsIsARefusalThatPasses(t *testing.T) {
 	s := database(t)
 	b, ctx := opener(t, s.URL()), context.Background()
 	once(t, s.URL(), "ALTER DATABASE "+s.name+" SET deadlock_timeout = '50ms'")
-	txs := []pgx.Tx{begin(t, s.URL()), begin(t, s.URL())}
-	errs := make(chan error, 2)
-	for i, key := range []string{"a", "b"} {
-		if err := b.LockTx(ctx, txs[i], key); err != nil {
-			t.Fatal(err)
+	var errs [2]error
+	var both sync.WaitGroup
+	both.Add(2)
+	each(2, func(i int) {
+		tx := begin(t, s.URL())
+		errs[i] = b.LockTx(ctx, tx, fmt.Sprint(i))
+		both.Done()
+		both.Wait()
+		if errs[i] == nil {
+			errs[i] = b.LockTx(ctx, tx, fmt.Sprint(1-i))
 		}
-	}
-	for i, key := range []string{"b", "a"} {
-		go func() {
-			err := b.LockTx(ctx, txs[i], key)
-			_ = txs[i].Rollback(ctx)
-			errs <- err
-		}()
-	}
-	one, two := <-errs, <-errs
-	if one == nil {
-		one, two = two, one
+		_ = tx.Rollback(ctx)
+	})
+	if errs[0] == nil {
+		errs[0], errs[1] = errs[1], nil
 	}
 	var no *driver.RefusedError
-	if !errors.As(one, &no) || no.RetryAfter == 0 || !strings.Contains(one.Error(), "deadlock") || two != nil {
-		t.Errorf("got %v and %v", one, two)
+	if !errors.As(errs[0], &no) || no.RetryAfter == 0 || !strings.Contains(no.Error(), "deadlock") || errs[1] != nil {
+		t.Errorf("got %v", errs)
 	}
 }
 
