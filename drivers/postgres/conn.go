@@ -129,26 +129,19 @@ func (o *op) finish(err error) {
 // requests.
 func (c *conn) lock(call *base.Call, l *lease) error {
 	c.mu.Lock()
-	if err := c.refuses(l); err != nil {
+	if c.end != nil || c.waiting || c.silence() > suspectAfter {
 		c.mu.Unlock()
-		return err
+		return errEnded
+	}
+	if held := c.refusal(&l.want); held != nil {
+		c.mu.Unlock()
+		return held
 	}
 	l.c, l.taking = c, op{l: l, class: classOf(l.ttl)}
 	c.class = max(c.class, l.taking.class)
 	c.queue.locks = append(c.queue.locks, &l.taking)
 	c.flush()
 	return c.await(call, &l.taking)
-}
-
-// refuses returns why the connection does not ask the server for l; the mutex is held.
-func (c *conn) refuses(l *lease) error {
-	if c.end != nil || c.waiting || c.silence() > suspectAfter {
-		return errEnded
-	}
-	if held := c.refusal(&l.want); held != nil {
-		return held
-	}
-	return nil
 }
 
 // unlock puts the unlock of l into the queue; the mutex is held.

@@ -25,9 +25,6 @@ const (
 	// pollEvery is the interval at which callers without a connection for waiting poll, all of a
 	// process at the same time, so that they share one statement.
 	pollEvery = 25 * time.Millisecond
-	// scarceFor is how long after a wait that found no connection the others leave theirs when their
-	// slices end, so that all take turns.
-	scarceFor = time.Second / 2
 	// A slice stays below the server's deadlock_timeout, 1 s by default, after which every wait is
 	// examined and may be logged. It is as long as that permits, because waiters are served in the
 	// order of the server's queue only within a slice.
@@ -84,12 +81,10 @@ func (b *Backend) wait(call *base.Call, w *want, seen *driver.HeldError) (l *lea
 		err = driver.ErrHeld
 	}
 	for call.Over() == nil && (errors.Is(err, driver.ErrHeld) || errors.Is(err, errEnded)) {
-		c := b.reserve(w)
-		if c != nil {
+		if c := b.reserve(w); c != nil {
 			l, err = b.waitOn(call, c, w)
 			err = call.Failed(err)
-		}
-		if c == nil || errors.Is(err, driver.ErrHeld) { // another key's turn
+		} else {
 			l, err = b.poll(call, w)
 		}
 	}
@@ -110,9 +105,8 @@ func (b *Backend) poll(call *base.Call, w *want) (*lease, error) {
 	}
 }
 
-// waitOn waits on a reserved connection, until the lock is granted or the call ends. If other callers
-// want the connection it returns ErrHeld after a slice. A writer shows from its second slice on that it
-// waits, because showing costs a handoff a tenth.
+// waitOn waits on a reserved connection, until the lock is granted or the call ends. A writer shows from
+// its second slice on that it waits, because showing costs a handoff a tenth.
 func (b *Backend) waitOn(call *base.Call, c *conn, w *want) (*lease, error) {
 	if err := call.Await(c.opened); err != nil {
 		c.free()
@@ -124,7 +118,7 @@ func (b *Backend) waitOn(call *base.Call, c *conn, w *want) (*lease, error) {
 		if !errors.Is(err, driver.ErrHeld) {
 			return l, err
 		}
-		if call.Over() != nil || b.scarce() {
+		if call.Over() != nil {
 			c.free()
 			return nil, err
 		}
@@ -161,9 +155,14 @@ func (c *conn) leave(locked bool) {
 // wait; the lease counts from the sending of the slice.
 func (c *conn) slice(call *base.Call, l *lease, show bool) error {
 	c.mu.Lock()
-	if err := c.mayWait(); err != nil {
+	switch {
+	case c.end != nil:
 		c.mu.Unlock()
-		return err
+		return errEnded
+	case time.Now().Before(c.server.notBefore):
+		c.leave(false)
+		c.mu.Unlock()
+		return c.server.guarded()
 	}
 	o := &l.taking
 	l.c, l.taking = c, op{l: l, class: classOf(l.ttl)}
@@ -176,18 +175,6 @@ func (c *conn) slice(call *base.Call, l *lease, show bool) error {
 		most: 2 * sliceTime, // a reader waits twice: for the writer and for the lock
 	})...)
 	return c.await(call, o)
-}
-
-// mayWait returns why a reserved connection cannot wait; the mutex is held.
-func (c *conn) mayWait() error {
-	switch {
-	case c.end != nil:
-		return errEnded
-	case time.Now().Before(c.server.notBefore):
-		c.leave(false)
-		return c.server.guarded()
-	}
-	return nil
 }
 
 // sliceEnded handles the answer to a slice: a token, or null. A grant late in the lease's time is
