@@ -41,7 +41,12 @@ func open(t testing.TB, folder string) *Backend {
 	return b
 }
 
-var must = drivertest.Must
+var (
+	must        = drivertest.Must
+	wantErr     = drivertest.WantErr
+	wantHeld    = drivertest.WantHeld
+	wantRefused = drivertest.WantRefused
+)
 
 func acquire(t testing.TB, b *Backend, r *driver.Request) *Lease {
 	t.Helper()
@@ -56,38 +61,6 @@ func release(t testing.TB, l *Lease) {
 	t.Helper()
 	if err := l.Release(context.Background()); err != nil {
 		t.Fatalf("release: %v", err)
-	}
-}
-
-func wantErr(t *testing.T, what string, err, want error) {
-	t.Helper()
-	if !errors.Is(err, want) {
-		t.Errorf("%s: got %v, want %v", what, err, want)
-	}
-}
-
-func wantHeld(t *testing.T, b *Backend, r *driver.Request) driver.HeldError {
-	t.Helper()
-	_, err := b.Acquire(t.Context(), r)
-	var held *driver.HeldError
-	if !errors.As(err, &held) {
-		t.Fatalf("acquire %q: got %v, want a *HeldError", r.Key, err)
-	}
-	return *held
-}
-
-// wantRefused checks that err is a permanent refusal that names all of parts.
-func wantRefused(t *testing.T, what string, err error, parts ...string) {
-	t.Helper()
-	var refused *driver.RefusedError
-	if !errors.As(err, &refused) || refused.RetryAfter != 0 {
-		t.Errorf("%s: got %v, want a permanent *RefusedError", what, err)
-		return
-	}
-	for _, part := range parts {
-		if !strings.Contains(err.Error(), part) {
-			t.Errorf("%s: %q does not name %q", what, err, part)
-		}
 	}
 }
 
@@ -251,7 +224,7 @@ func TestTheURLNamesTheFolder(t *testing.T) {
 	}
 	b, err := dlock.OpenBackend("file://" + escaped)
 	must(t, err)
-	defer b.Close() //nolint:errcheck // see TestCloseEndsAllLeases
+	defer b.Close() //nolint:errcheck // the folder is temporary
 	again, err := parse(b.(*Backend).String())
 	if err != nil || again.Folder != folder {
 		t.Errorf("String() = %q, which is %+v, %v", b, again, err)

@@ -135,7 +135,11 @@ func (p *place) open(path string, flag int) (*os.File, error) {
 	for range attempts {
 		var f *os.File
 		if f, err = os.OpenFile(path, flag|safely, 0); err == nil {
-			return p.vetted(f)
+			if err = p.vet(f); err != nil {
+				_ = f.Close() // it was not written to
+				return nil, err
+			}
+			return f, nil
 		}
 		switch {
 		case errors.Is(err, fs.ErrNotExist) && flag == os.O_RDWR:
@@ -155,16 +159,7 @@ func (p *place) open(path string, flag int) (*os.File, error) {
 	return nil, refused(err, path)
 }
 
-// vetted closes f unless it is safe to use.
-func (p *place) vetted(f *os.File) (*os.File, error) {
-	err := p.vet(f)
-	if err != nil {
-		_ = f.Close() // it was not written to
-		return nil, err
-	}
-	return f, nil
-}
-
+// vet refuses a file that is not safe to use.
 func (p *place) vet(f *os.File) error {
 	fi, err := f.Stat()
 	if err != nil {
@@ -214,7 +209,7 @@ func refused(err error, path string) error {
 		return refuse("the counter of %s has reached the largest token: if this machine's clock is right, remove that file", path)
 	case irregular(path):
 		return refuse("%s is no regular file: remove it", path)
-	case full(err):
+	case errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE):
 		return &driver.RefusedError{
 			Reason:     "file: too many files are open: a lock needs a descriptor until it is released; raise the limit (ulimit -n, LimitNOFILE), or hold fewer locks",
 			RetryAfter: time.Second, Err: err,
@@ -229,11 +224,6 @@ func refused(err error, path string) error {
 		return fmt.Errorf("file: %w", err)
 	}
 	return &driver.RefusedError{Reason: "file: " + what, Err: err}
-}
-
-// full reports whether this process, or the system, can open no more files.
-func full(err error) bool {
-	return errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE)
 }
 
 func irregular(path string) bool {

@@ -28,25 +28,10 @@ func request(key string, change ...func(*driver.Request)) *driver.Request {
 	return r
 }
 
-var acquire, release, must = drivertest.Grant, drivertest.Release, drivertest.Must
-
-func wantErr(t *testing.T, what string, err, want error) {
-	t.Helper()
-	if !errors.Is(err, want) {
-		t.Errorf("%s: got %v, want %v", what, err, want)
-	}
-}
-
-// wantHeld checks that nobody can take key with req's mode now.
-func wantHeld(t *testing.T, b *Backend, req *driver.Request) driver.HeldError {
-	t.Helper()
-	_, err := b.Acquire(t.Context(), req)
-	var held *driver.HeldError
-	if !errors.As(err, &held) {
-		t.Fatalf("acquire %q: got %v, want a *HeldError", req.Key, err)
-	}
-	return *held
-}
+var (
+	acquire, release, must = drivertest.Grant, drivertest.Release, drivertest.Must
+	wantErr, wantHeld      = drivertest.WantErr, drivertest.WantHeld
+)
 
 type result struct {
 	lease driver.Lease

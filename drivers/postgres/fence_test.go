@@ -52,7 +52,7 @@ func TestAnUnfitSequenceIsRefusedWithTheStatementThatMendsIt(t *testing.T) {
 func statement(t *testing.T, b driver.Backend, says ...string) string {
 	t.Helper()
 	_, err := drivertest.Acquire(t, b, request("k", time.Minute))
-	isRefused(t, err, says...)
+	drivertest.WantRefused(t, "Acquire", err, says...)
 	_, sql, ok := strings.Cut(fmt.Sprint(err), "must run: ")
 	if !ok {
 		t.Fatalf("no statement in: %v", err)
@@ -138,7 +138,7 @@ func TestNoTokenIsLargerThanTheLargest(t *testing.T) {
 	refused(t, b, "sequence", "setval")
 	refused(t, opener(t, s.URL()), "sequence", "setval")
 	_, err := drivertest.Acquire(t, b, waiting("k", time.Minute))
-	isRefused(t, err)
+	drivertest.WantRefused(t, "Acquire", err)
 	nothingLeft(t, s)
 	if d := drivertest.AwaitFinding(t, b, "refused"); !strings.Contains(d.Command, "setval") {
 		t.Errorf("Check: %+v", d)
@@ -160,7 +160,7 @@ func TestARefusedAttemptDrawsNoToken(t *testing.T) {
 	attempt := *ranged
 	attempt.Wait = false
 	for range 25 {
-		isHeld(t, b, "k", "a held key")
+		isHeld(t, b, "k")
 		if _, err := drivertest.Acquire(t, b, &attempt); !errors.Is(err, driver.ErrHeld) {
 			t.Errorf("a range of a held key: %v", err)
 		}

@@ -304,32 +304,16 @@ func sharing(key string, ttl time.Duration) *driver.Request {
 }
 
 // isHeld asserts that a key is held.
-func isHeld(t testing.TB, b driver.Backend, key, what string) {
+func isHeld(t testing.TB, b driver.Backend, key string) {
 	t.Helper()
-	if _, err := drivertest.Acquire(t, b, request(key, time.Minute)); !errors.Is(err, driver.ErrHeld) {
-		t.Errorf("%s: got %v, want ErrHeld", what, err)
-	}
+	drivertest.WantHeld(t, b, request(key, time.Minute))
 }
 
 // refused acquires, and asserts a permanent refusal whose text contains all of want.
 func refused(t testing.TB, b driver.Backend, want ...string) {
 	t.Helper()
 	_, err := drivertest.Acquire(t, b, request("k", time.Minute))
-	isRefused(t, err, want...)
-}
-
-func isRefused(t testing.TB, err error, want ...string) {
-	t.Helper()
-	var no *driver.RefusedError
-	if !errors.As(err, &no) || no.RetryAfter != 0 {
-		t.Errorf("want a permanent refusal, got %v", err)
-		return
-	}
-	for _, w := range want {
-		if !strings.Contains(err.Error(), w) {
-			t.Errorf("the error does not say %q: %v", w, err)
-		}
-	}
+	drivertest.WantRefused(t, "Acquire", err, want...)
 }
 
 // patience is how long a test waits for a busy machine. It is shorter than the server keeps the

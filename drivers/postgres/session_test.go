@@ -226,13 +226,13 @@ func TestALockWithoutATokenIsGivenBack(t *testing.T) {
 	run(t, db, "DO $$ BEGIN EXECUTE 'ALTER SEQUENCE dlock_fence MAXVALUE ' || (SELECT last_value FROM dlock_fence); END $$")
 	try := func(r *driver.Request) {
 		_, err := drivertest.Acquire(t, b, r)
-		isRefused(t, err, "sequence")
+		drivertest.WantRefused(t, "Acquire", err, "sequence")
 	}
 	try(request("lone", time.Minute))
 	try(sharing("shared", time.Minute))
 	each(200, func(i int) { try(request(fmt.Sprint("one of many ", i), time.Minute)) })
 	drivertest.Release(t, held)
-	isRefused(t, <-waited, "sequence")
+	drivertest.WantRefused(t, "Acquire", <-waited, "sequence")
 	eventually(t, "the first share alone is left", func() bool { return count(t, db, advisory) == 1 })
 	drivertest.Release(t, first)
 }
@@ -323,8 +323,8 @@ func TestADeadConnectionBlocksNoKeyForATTL(t *testing.T) {
 		drivertest.Release(t, must(t, b, request(key, time.Minute)))
 	}
 	// The server still keeps the locks of the dead session: it answers that they are held.
-	isHeld(t, b, "held", "a key that the dead session has")
-	isHeld(t, opener(t, s.URL()), "held", "the same for another process")
+	isHeld(t, b, "held")
+	isHeld(t, opener(t, s.URL()), "held")
 	<-released
 	p.Resume()
 	drivertest.Release(t, must(t, b, waiting("held", time.Minute)))

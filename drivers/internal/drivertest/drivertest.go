@@ -32,6 +32,40 @@ func Refusal(err error) string {
 	return ""
 }
 
+// WantErr checks that an error is another.
+func WantErr(t testing.TB, what string, err, want error) {
+	t.Helper()
+	if !errors.Is(err, want) {
+		t.Errorf("%s: got %v, want %v", what, err, want)
+	}
+}
+
+// WantRefused checks that an error is a permanent refusal whose text has all of parts.
+func WantRefused(t testing.TB, what string, err error, parts ...string) {
+	t.Helper()
+	if no := (*driver.RefusedError)(nil); !errors.As(err, &no) || no.RetryAfter != 0 {
+		t.Errorf("%s: got %v, want a permanent *RefusedError", what, err)
+		return
+	}
+	for _, part := range parts {
+		if !strings.Contains(err.Error(), part) {
+			t.Errorf("%s: the error does not say %q: %v", what, part, err)
+		}
+	}
+}
+
+// WantHeld checks that nobody can take a key with a request's mode now, and returns what is said of its
+// holder.
+func WantHeld(t testing.TB, b driver.Backend, req *driver.Request) driver.HeldError {
+	t.Helper()
+	_, err := Acquire(t, b, req)
+	var held *driver.HeldError
+	if !errors.As(err, &held) {
+		t.Fatalf("Acquire of %q: got %v, want a *HeldError", req.Key, err)
+	}
+	return *held
+}
+
 // Verdict names what an error of a backend says: "granted" (nil), "held", "lost", "refused",
 // "invalid" or "closed", and "unknown" for any other.
 func Verdict(err error) string {
