@@ -66,6 +66,13 @@ type bid struct {
 	granted bool         // it was returned as a lease
 	silent  bool         // another owner has the lock: its votes are released without a word to waiters
 	tries   int8         // how often the owner of the first node asked the other nodes
+	raising set          // the nodes to which a token was written back
+	awaited set          // the outcome may depend on the answers to the calls under way to these
+	stale   set          // the calls to these are of an earlier round
+	suspect set          // these did not answer in an earlier round
+	joined  set          // these were asked to join
+	asked   set          // these were asked for the last renewal…
+	acks    set          // …and have confirmed it
 	seen    owner        // the owner of most nodes, then the owner of the first node
 	round   int8         // the round of a split vote; zero: the first vote
 	firsts  int8         // how many first nodes were tried in this round
@@ -77,14 +84,6 @@ type bid struct {
 	fence   uint64
 	voted   boot.Instant  // when the last request for votes was sent
 	took    time.Duration // the round before
-
-	raising set // the nodes to which a token was written back
-	awaited set // the outcome may depend on the answers to the calls under way to these
-	stale   set // the calls to these are of an earlier round
-	suspect set // these did not answer in an earlier round
-	joined  set // these were asked to join
-	asked   set // these were asked for the last renewal…
-	acks    set // …and have confirmed it
 
 	parts []part // one a node
 }

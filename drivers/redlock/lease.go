@@ -21,7 +21,15 @@ import (
 type lease struct {
 	b   *Backend
 	ctx context.Context // has the values of the caller's context, and no end
-	req common
+
+	// Of the caller's request.
+	key, owner string
+	least      uint64 // the proposed token
+	tokens     uint32
+	mode       driver.Mode
+
+	round    int8 // the round of floor; guarded by mu
+	released bool // a majority confirmed the release; guarded by mu
 
 	renewing sync.Mutex // one renewal at a time
 
@@ -32,20 +40,10 @@ type lease struct {
 	owners    []string      // by their number
 	wake      chan struct{} // has a value when the outcome for the caller of Acquire or Renew is certain; nil: nobody waits for it
 	freed     chan struct{} // closed when the outcome of the release is certain; nil: nobody waits for it
-	round     int8          // the round of floor
-	released  bool          // a majority confirmed the release
 	floor     uint64        // the proposal for this round
 	keep      time.Duration // of the renewal
 	jumps     int64         // clock.Jumps at the start of the bid or of the last renewal
 	confirmed uint64        // the nodes' time at the start of the last successful renewal; 0: none
-}
-
-// common is what all requests of a lease have in common.
-type common struct {
-	key, owner string
-	floor      uint64
-	tokens     uint32
-	mode       driver.Mode
 }
 
 // nodeRequest is a request to one node, and its answer.
@@ -107,7 +105,11 @@ func (b *Backend) newLease(ctx context.Context, req *driver.Request) *lease {
 	l := &lease{
 		b:        b,
 		ctx:      context.WithoutCancel(ctx),
-		req:      common{req.Key, req.Owner, req.FenceFloor, req.Tokens, req.Mode},
+		key:      req.Key,
+		owner:    req.Owner,
+		least:    req.FenceFloor,
+		tokens:   req.Tokens,
+		mode:     req.Mode,
 		requests: make([]nodeRequest, len(b.nodes)),
 		jumps:    b.clock.Jumps(),
 		round:    -1,
@@ -117,7 +119,7 @@ func (b *Backend) newLease(ctx context.Context, req *driver.Request) *lease {
 		},
 	}
 	if req.Mode == driver.Shared {
-		l.req.tokens = 0 // a range is for who passes the lock on
+		l.tokens = 0 // a range is for who passes the lock on
 	}
 	for i := range l.requests {
 		l.requests[i].l, l.requests[i].index = l, int8(i)
@@ -310,15 +312,15 @@ func releaseTime(timeout time.Duration) time.Duration { return 2 * timeout }
 
 // request makes the request of an attempt. l.mu is held.
 func (l *lease) request(floor uint64) *driver.Request {
-	owner := l.req.owner + "/" + strconv.FormatInt(int64(l.bid.attempt), 36)
-	return &driver.Request{Key: l.req.key, Owner: owner, TTL: l.bid.ttl, Mode: l.req.mode, Tokens: l.req.tokens, FenceFloor: floor}
+	owner := l.owner + "/" + strconv.FormatInt(int64(l.bid.attempt), 36)
+	return &driver.Request{Key: l.key, Owner: owner, TTL: l.bid.ttl, Mode: l.mode, Tokens: l.tokens, FenceFloor: floor}
 }
 
 // propose sets the proposal to all nodes for this round. l.mu is held.
 func (l *lease) propose() {
 	l.round = l.bid.round
-	l.floor = max(l.b.floor(l.bid.start), l.req.floor)
-	since := l.b.waits.begun(l.req.key, func() uint64 { return l.b.floor(l.b.clock.Now()) })
+	l.floor = max(l.b.floor(l.bid.start), l.least)
+	since := l.b.waits.begun(l.key, func() uint64 { return l.b.floor(l.b.clock.Now()) })
 	for i := range l.requests {
 		if g := &l.requests[i]; !l.bid.stale.has(i) {
 			g.quorum = l.b.quorum(g.node(), l.bid.start, since)
@@ -340,7 +342,7 @@ func (l *lease) number(h *driver.HeldError) owner {
 	switch name {
 	case "":
 		return nobody
-	case l.req.owner:
+	case l.owner:
 		return ourselves
 	}
 	i := slices.Index(l.owners, name)
@@ -543,7 +545,7 @@ func (g *nodeRequest) note(r *result, e *event) {
 func (l *lease) Grant() driver.Grant {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return driver.Grant{Expires: l.b.clock.Time(l.bid.expires), Fence: l.bid.fence, Tokens: l.req.tokens, Clock: l.clock(), Votes: l.votes()}
+	return driver.Grant{Expires: l.b.clock.Time(l.bid.expires), Fence: l.bid.fence, Tokens: l.tokens, Clock: l.clock(), Votes: l.votes()}
 }
 
 // clock returns the present median of the counted nodes' clocks.

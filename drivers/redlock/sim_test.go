@@ -1092,7 +1092,7 @@ func (l *lease) expiry() boot.Instant {
 func (l *lease) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	s := fmt.Sprintf("%s token %d until %s", l.req.owner, l.bid.fence, l.b.clock.Time(l.bid.expires).Format("05.000000"))
+	s := fmt.Sprintf("%s token %d until %s", l.owner, l.bid.fence, l.b.clock.Time(l.bid.expires).Format("05.000000"))
 	for i := range l.requests {
 		g := &l.bid.parts[i]
 		mid, half := g.clock.offset()

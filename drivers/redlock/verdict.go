@@ -77,7 +77,7 @@ func (l *lease) blame(wrong set) (notices []driver.Notice) {
 		if g := &l.requests[i]; wrong.has(i) {
 			g.err = l.skew(i)
 			if !g.node().skewed.Swap(true) {
-				notices = append(notices, driver.Notice{Kind: quorum.NoticeClockSkew, Node: g.node().name, Key: l.req.key, Err: g.err, Detail: g.err.Error()})
+				notices = append(notices, driver.Notice{Kind: quorum.NoticeClockSkew, Node: g.node().name, Key: l.key, Err: g.err, Detail: g.err.Error()})
 			}
 		}
 	}
