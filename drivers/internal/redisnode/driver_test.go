@@ -67,7 +67,6 @@ var (
 		{"RightsThatAreDocumentedSuffice", (*suite).allRights},
 		{"WrongRepliesEndNoProcess", (*suite).hostile},
 		{"ErrorsSayWhatIsWrong", (*suite).messages},
-		{"WaitersShareOneConnection", (*suite).oneSubscriber},
 	}
 	adapter = []test{
 		{"WithoutPubSubOrTheQueueWaitersPoll", (*suite).noSignals},

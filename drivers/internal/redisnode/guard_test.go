@@ -219,39 +219,49 @@ func restart(t *testing.T, s *server.Server, keep bool) {
 	}
 }
 
-// A restart happens between the question which process serves and the script's text. The data
-// of the server survived, its locks did not, and it gets a text for the earlier process.
+// A text of one process that another has loaded, or has refused, does not vote there later: a restart happens
+// between the question which process serves and the script's text.
 func TestATextOfOneProcessIsLoadedByAnotherAndVotesNot(t *testing.T) {
-	eachKind(t, func(t *testing.T, kind server.Kind) {
-		s := server.StartFor(t, kind)
-		c := dialServer(t, s)
-		old, _ := newGuarded(t, over(c), nil)
-		l, err := bid(old, "first")
-		drivertest.Must(t, err)
-		do(t, s, "SAVE")
-		if _, err := bid(old, "lost"); err != nil {
-			t.Fatal(err)
-		}
-		between, restarted := interrupted(c, func() { restart(t, s, false) })
-		fresh, _ := newGuarded(t, between, nil)
-		_, err = bid(fresh, "lost")
-		r := wantRefused(t, err, "was restarted")
-		if r.RetryAfter < 55*time.Second || r.RetryAfter > 62*time.Second {
-			t.Errorf("RetryAfter is %v with a guard of a minute", r.RetryAfter)
-		}
-		if !restarted() {
-			t.Error("there was no restart")
-		}
-		// The old client still uses the text of the old process, which the new process now knows.
-		if got := old.router.slots[0].Load().run; got != l.Grant().Server {
-			t.Fatalf("it believes in %s", got)
-		}
-		_, err = bid(old, "lost")
-		_ = wantRefused(t, err, "was restarted")
-		if _, err := l.Renew(context.Background(), &driver.Renewal{TTL: 30 * time.Second}); err != nil {
-			t.Errorf("a renewal of a lock that the server remembers, in the quarantine: %v", err)
-		}
-	})
+	for name, c := range map[string]struct {
+		policy, says string
+		least, most  time.Duration // RetryAfter
+	}{
+		"a restart": {"noeviction", "was restarted", 55 * time.Second, 62 * time.Second}, // with a guard of a minute
+		"a setting": {"allkeys-lru", "maxmemory-policy is allkeys-lru", 0, 0},            // only an operator can change it
+	} {
+		t.Run(name, func(t *testing.T) {
+			eachKind(t, func(t *testing.T, kind server.Kind) {
+				s := server.StartFor(t, kind)
+				client := dialServer(t, s)
+				old, _ := newGuarded(t, over(client), nil)
+				l, err := bid(old, "first")
+				drivertest.Must(t, err)
+				do(t, s, "SAVE")
+				if _, err := bid(old, "lost"); err != nil {
+					t.Fatal(err)
+				}
+				between, restarted := interrupted(client, func() {
+					restart(t, s, false)
+					do(t, s, "CONFIG", "SET", "maxmemory-policy", c.policy)
+				})
+				fresh, _ := newGuarded(t, between, nil)
+				_, err = bid(fresh, "lost")
+				if r := wantRefused(t, err, c.says); r.RetryAfter < c.least || r.RetryAfter > c.most || !restarted() {
+					t.Errorf("RetryAfter is %v, restarted: %v", r.RetryAfter, restarted())
+				}
+				do(t, s, "CONFIG", "SET", "maxmemory-policy", "noeviction")
+				// The old client still uses the text of the old process, which the new process now knows.
+				if got := old.router.slots[0].Load().run; got != l.Grant().Server {
+					t.Fatalf("it believes in %s", got)
+				}
+				_, err = bid(old, "lost")
+				_ = wantRefused(t, err, "was restarted")
+				if _, err := l.Renew(context.Background(), &driver.Renewal{TTL: 30 * time.Second}); err != nil {
+					t.Errorf("a renewal of a lock that the server remembers, in the quarantine: %v", err)
+				}
+			})
+		})
+	}
 }
 
 // A refused text must not become callable: a replica that got the primary's text and is
@@ -281,32 +291,6 @@ func TestATextThatWasRefusedOnAReplicaVotesNotThereLater(t *testing.T) {
 		at = b
 		_, err = bid(old, "other")
 		_ = wantRefused(t, err, "another took its place")
-	})
-}
-
-// The server restarts during a handshake, and the guard refuses because of its settings: the
-// text that was sent must not become callable.
-func TestATextThatWasRefusedForTheSettingsVotesNotLater(t *testing.T) {
-	eachKind(t, func(t *testing.T, kind server.Kind) {
-		s := server.StartFor(t, kind)
-		c := dialServer(t, s)
-		old, _ := newGuarded(t, over(c), nil)
-		if _, err := bid(old, "k"); err != nil {
-			t.Fatal(err)
-		}
-		between, _ := interrupted(c, func() {
-			restart(t, s, true)
-			do(t, s, "CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
-		})
-		fresh, _ := newGuarded(t, between, nil)
-		_, err := bid(fresh, "k2")
-		r := wantRefused(t, err, "maxmemory-policy is allkeys-lru")
-		if r.RetryAfter != 0 {
-			t.Errorf("RetryAfter is %v, want 0: only an operator can change the setting", r.RetryAfter)
-		}
-		do(t, s, "CONFIG", "SET", "maxmemory-policy", "noeviction")
-		_, err = bid(old, "k2")
-		_ = wantRefused(t, err, "was restarted")
 	})
 }
 

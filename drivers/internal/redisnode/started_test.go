@@ -93,6 +93,11 @@ func TestAStartedCallIsAnsweredOnceAndNeverFromWithin(t *testing.T) {
 			return leases[i].StartRenew(until(t, second), &driver.Renewal{TTL: time.Minute}, r)
 		})
 		round("release", func(i int, r async.Receiver) bool { return leases[i].StartRelease(until(t, second), r) })
+		// A quorum checks a request for all its nodes, and does not know their prefixes.
+		n.cfg.Prefix = "app:"
+		if n.StartAcquire(until(t, second), startRequest(strings.Repeat("k", driver.MaxKey-len("app:")+1)), nil) {
+			t.Error("a key that is too long with the node's prefix is started")
+		}
 		if l := leases[0]; l.StartRelease(until(t, second), nil) || l.StartRenew(until(t, second), &driver.Renewal{TTL: time.Minute}, nil) {
 			t.Error("a call was started on a lease that is over")
 		}
@@ -158,25 +163,6 @@ func TestCloseAnswersWhatWasStarted(t *testing.T) {
 		time.Sleep(second)
 		if answers.Load() != 10 || closed.Load() != 9 {
 			t.Errorf("%d were answered, %d of them with ErrClosed, and one was under way", answers.Load(), closed.Load())
-		}
-	})
-}
-
-// A quorum checks a request for all its nodes, and does not know their prefixes: a key that is
-// too long with one is not started, and the blocking method refuses it.
-func TestAKeyThatIsTooLongWithThePrefixIsNotStarted(t *testing.T) {
-	startTest(t, true, func(t *testing.T, _ *library, n *Node) {
-		n.cfg.Prefix = "app:"
-		longest := startRequest(strings.Repeat("k", driver.MaxKey-len("app:")))
-		longer := startRequest(longest.Key + "k")
-		if !n.StartAcquire(until(t, second), longest, heard(func(driver.Lease, driver.Grant, error) {})) {
-			t.Error("the longest key is not started")
-		}
-		if n.StartAcquire(until(t, second), longer, nil) {
-			t.Error("a key that is too long is started")
-		}
-		if _, err := n.Acquire(t.Context(), longer); !errors.Is(err, driver.ErrInvalid) {
-			t.Errorf("a key that is too long: %v", err)
 		}
 	})
 }

@@ -8,6 +8,9 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/redlock-go/redlock/drivers/internal/async"
+	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 )
 
 // A keyed library refuses subscriptions, and notes for which keys they were.
@@ -49,6 +52,38 @@ func TestASubscriberInAClusterHasAKey(t *testing.T) {
 		synctest.Wait()
 		if len(lib.keys) < 4 || slices.Contains(lib.keys, "") {
 			t.Errorf("subscriptions for the keys %q", lib.keys)
+		}
+	})
+}
+
+// A topic ends a while after its last waiter has left, also if it is entered as a listener just then, and not
+// if there is a waiter again.
+func TestATopicLingers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newLibrary(time.Millisecond, true).node(t)
+		q, wake := n.queue, make(chan struct{}, 1)
+		topics := func() int {
+			synctest.Wait()
+			q.mu.Lock()
+			defer q.mu.Unlock()
+			return len(q.topics)
+		}
+		topic, _, err := q.join("k", "", wake)
+		drivertest.Must(t, err)
+		q.leave(topic, wake)
+		time.Sleep(lingerTopic / 2)
+		if again, _, err := q.join("k", "", wake); err != nil || again != topic {
+			t.Fatalf("it has ended soon: %v", err)
+		}
+		time.Sleep(2 * lingerTopic)
+		if topics() != 1 {
+			t.Error("it has ended though it has a waiter")
+		}
+		q.leave(topic, wake)
+		q.listen(async.Within(t.Context(), second), topic)
+		time.Sleep(2 * lingerTopic)
+		if n := topics(); n != 0 {
+			t.Errorf("%d topics are left", n)
 		}
 	})
 }

@@ -60,7 +60,6 @@ type waitQueue struct {
 	allowed     bool                   // the server keeps wait queues
 	refusal     error                  // the server's error: pub/sub or wait queues are not allowed
 	closed      bool
-	sweep       *time.Timer
 }
 
 // A topic is one key with waiters. The queue's mutex guards it.
@@ -68,9 +67,8 @@ type topic struct {
 	key      string
 	server   *subscriber // which hears of its releases
 	watchers map[chan struct{}]struct{}
-	idle     time.Time   // when the last waiter left
 	places   [2]place    // in the queue: a writer's, and a reader's
-	timer    *time.Timer // see remind
+	timer    *time.Timer // see remind; without waiters, when the topic ends
 	listed   time.Time   // when it was entered as a listener
 	polls    int         // attempts in a row that found a holder that announces nothing
 }
@@ -179,6 +177,8 @@ func (q *waitQueue) join(key, shard string, wake chan struct{}) (t *topic, ready
 		t = &topic{key: key, watchers: map[chan struct{}]struct{}{}}
 		q.topics[key] = t
 		q.assign(t, q.subscriber(shard))
+	} else if len(t.watchers) == 0 {
+		t.stop()
 	}
 	t.watchers[wake] = struct{}{}
 	return t, t.server.ready, nil
@@ -192,39 +192,23 @@ func (q *waitQueue) leave(t *topic, wake chan struct{}) {
 		return
 	}
 	q.abandon(t)
-	t.idle = time.Now()
-	if q.sweep == nil {
-		q.sweep = time.AfterFunc(lingerTopic, q.clean)
-	}
+	t.stop()
+	t.timer = time.AfterFunc(lingerTopic, func() {
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		if len(t.watchers) == 0 && q.topics[t.key] == t {
+			delete(q.topics, t.key)
+			q.drop(t.server)
+		}
+	})
 }
 
 // abandon gives up the topic's place, and its listener. The caller holds q.mu.
 func (q *waitQueue) abandon(t *topic) {
 	q.leaveQueue(t)
-	t.stop()
 	if !t.listed.IsZero() {
 		t.listed = time.Time{}
 		q.passOn(t.key, t.server.listener())
-	}
-}
-
-// clean ends the topics without waiters.
-func (q *waitQueue) clean() {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if q.closed {
-		return
-	}
-	q.sweep = nil
-	for key, t := range q.topics {
-		switch {
-		case len(t.watchers) > 0:
-		case time.Since(t.idle) >= lingerTopic:
-			delete(q.topics, key)
-			q.drop(t.server)
-		case q.sweep == nil:
-			q.sweep = time.AfterFunc(lingerTopic/2, q.clean)
-		}
 	}
 }
 
@@ -233,9 +217,6 @@ func (q *waitQueue) close() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.closed = true
-	if q.sweep != nil {
-		q.sweep.Stop()
-	}
 	q.endAll()
 }
 
@@ -251,6 +232,7 @@ func (q *waitQueue) endAll() {
 	}
 	for _, t := range q.topics {
 		q.abandon(t)
+		t.stop()
 		t.wake()
 	}
 	clear(q.subscribers)

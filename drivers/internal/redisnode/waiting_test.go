@@ -45,33 +45,6 @@ func drained(wake <-chan struct{}) {
 	}
 }
 
-// oneSubscriber: 200 waiters for 200 keys share one connection.
-func (s *suite) oneSubscriber(t *testing.T) {
-	srv := server.StartFor(t, s.kind)
-	b := s.open(t, s.url(srv.Addr(), ""))
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	var wg sync.WaitGroup
-	for i := range 200 {
-		wg.Go(func() {
-			if _, err := b.(driver.Watcher).Watch(ctx, fmt.Sprintf("w%d", i)); err != nil {
-				t.Errorf("Watch: %v", err)
-			}
-		})
-	}
-	wg.Wait()
-	if subs := subscribers(t, srv); subs != 1 {
-		t.Errorf("%d connections subscribe, want one", subs)
-	}
-	cancel()
-	eventually(t, func() error {
-		if subs := subscribers(t, srv); subs != 0 {
-			return fmt.Errorf("%d connections subscribe when nobody waits", subs)
-		}
-		return nil
-	})
-}
-
 // calls returns how often the server ran these commands, by its own count.
 func calls(t testing.TB, srv *server.Server, commands ...string) (sum int) {
 	t.Helper()
@@ -87,8 +60,9 @@ func calls(t testing.TB, srv *server.Server, commands ...string) (sum int) {
 	return sum
 }
 
-// idleWaiters: many waiters for many keys over a slow link are subscribed together, and do not
-// ask again until a release is announced, which all of them then receive.
+// idleWaiters: many waiters for many keys over a slow link share one subscription, also with some that leave
+// at once, and do not ask again until a release is announced, which all of them then receive. Without
+// waiters there is no subscription.
 func (s *suite) idleWaiters(t *testing.T) {
 	n, watched := 250, 3*time.Second // long enough that each waiter could ask twice
 	if testing.Short() {
@@ -97,10 +71,22 @@ func (s *suite) idleWaiters(t *testing.T) {
 	srv := server.StartFor(t, s.kind)
 	p := fault.NewProxy(t, srv.Addr())
 	p.RTT(10 * time.Millisecond)
-	c, err := dlock.New(s.open(t, s.url(p.Addr(), "")))
+	b := s.open(t, s.url(p.Addr(), ""))
+	c, err := dlock.New(b)
 	drivertest.Must(t, err)
 	t.Cleanup(func() { _ = c.Close() })
 	var wg sync.WaitGroup
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	for i := range n {
+		wg.Go(func() {
+			if _, err := b.(driver.Watcher).Watch(ctx, fmt.Sprintf("left%d", i)); err != nil {
+				t.Errorf("Watch: %v", err)
+			}
+		})
+	}
+	wg.Wait()
+	cancel()
 	for i := range n { // the locks of another process of this library
 		do(t, srv, "SET", fmt.Sprintf("w%d", i), "other/1|1700000000000000", "PX", "600000")
 		wg.Go(func() {
@@ -119,6 +105,9 @@ func (s *suite) idleWaiters(t *testing.T) {
 		}
 		return err
 	})
+	if subs := subscribers(t, srv); subs != 1 {
+		t.Errorf("%d connections subscribe, want one", subs)
+	}
 	asked := 0
 	for range 10 { // on a busy machine some ask once more right after they took their place
 		asked = calls(t, srv, "evalsha")
@@ -134,6 +123,12 @@ func (s *suite) idleWaiters(t *testing.T) {
 		do(t, srv, "EVAL", "local p = redis.call('ZPOPMIN', KEYS[2])[1] redis.call('DEL', KEYS[1]) redis.call('PUBLISH', 'redlock1:free:'..string.match(p, '^[^.]*'), '0 '..p..' '..KEYS[1])", "2", fmt.Sprintf("w%d", i), fmt.Sprintf("redlock1:queue:{w%d}", i))
 	}
 	wg.Wait()
+	eventually(t, func() error {
+		if subs := subscribers(t, srv); subs != 0 {
+			return fmt.Errorf("%d connections subscribe when nobody waits", subs)
+		}
+		return nil
+	})
 	noLocks(t, srv)
 }
 
