@@ -1,29 +1,29 @@
 #!/usr/bin/env bash
-# Alters the Lua scripts or Go packages, one place at a time, and looks whether the tests notice it:
+# Alters the Lua scripts or Go files, one place at a time, and looks whether the tests notice it:
 # `redlocktest/mutate.bash --help`. It needs bash 3.2.
 set -u -o pipefail
 export GOFLAGS="${GOFLAGS:+$GOFLAGS }-trimpath"
 
 usage() {
 	cat <<'END'
-usage: redlocktest/mutate.bash [--list] [SCRIPT...]
-       redlocktest/mutate.bash --go PACKAGE...
+usage: redlocktest/mutate.bash [--list] [FILE...]
 
-Each call of the server, comparison, "and", "or", "not" and number of the scripts (all, or
-those named) is altered in turn: a call does nothing and returns nil, a comparison loses
-or gains the equal case, "not" is doubled, a number grows by one, or from 1000 on is doubled.
-A mutant is noticed if a test fails, or a package runs out of its minute. The others have to
-stand in redlocktest/testdata/equivalent-mutants.txt, each with the reason why no test can
-tell it from the script. The exit status is 0 only if they do.
+Alters the scripts (all of them, or those named), or Go files such as drivers/redlock/verdict.go, in
+one place after the other. In a script, a call of the server does nothing and returns nil. In Go, a
+statement that is a call is left out, a variable keeps its value, "+" and "-" are swapped. In both, a
+comparison loses or gains the equal case, "and" and "or" are swapped, a condition is negated or "not"
+doubled, a number grows by one, or from 1000 on is doubled.
+
+A mutant is noticed if a short test fails, or a package runs out of its time: the packages of the
+scripts for a script, its own package for a Go file. The others have to stand in
+redlocktest/testdata/equivalent-mutants.txt, each with the reason why no test can tell it from what
+is there. The exit status is 0 only if they do. JOBS is how many run at once (as many as there are
+processors). A script takes seconds, a Go file minutes to hours.
 
   --list  print the mutants and run nothing
-  --go    alter Go packages of this module and those below them, such as ./drivers/memory, with
-          gremlins. A mutant is noticed if a short test of its package fails or hangs. It prints the
-          others, and fails if they are more than one in twenty. A package takes minutes to hours.
 END
 }
 
-gremlins=github.com/go-gremlins/gremlins/cmd/gremlins@v0.6.0
 scripts=drivers/internal/redisnode/lua
 table=redlocktest/testdata/equivalent-mutants.txt
 
@@ -35,7 +35,31 @@ mutants() {
 			nth = ++times[FILENAME, FNR, substr($0, at, n)]
 			printf "%s\t%d\t%d\t%d\t%s\t%s: %s: %s%s -> %s\n", FILENAME, FNR, at, n, new, name, line, substr($0, at, n), (nth > 1 ? " (" nth ")" : ""), new
 		}
-		FNR == 1 { name = FILENAME; sub(/.*\//, "", name) }
+		# go_line alters what stands outside of texts and comments.
+		function go_line(    i, c, two, rest, before, quote, n) {
+			match($0, /^\t*/); i = RLENGTH + 1; rest = substr($0, i)
+			if (!raw && rest ~ /^[A-Za-z_][A-Za-z0-9_.]*\(.*\)$/ && rest !~ /^(panic|[A-Za-z_.]*ock)\(/) mutant(i, length(rest), "")
+			if (!raw && match(rest, /^[A-Za-z][A-Za-z0-9_.]* = /)) mutant(i, RLENGTH - 3, "_")
+			if (!raw && match($0, /(if|;) [A-Za-z_][^=<>!&|;]* \{$/)) { n = $0 ~ /if [^;]*\{$/ ? 2 : 1; mutant(RSTART, n, substr($0, RSTART, n) " !") }
+			for (; i <= length($0); i++) {
+				c = substr($0, i, 1); two = substr($0, i, 2); before = i > 1 ? substr($0, i - 1, 1) : " "; rest = substr($0, i)
+				if (raw || c == "`") { if (c == "`") raw = !raw; continue }
+				if (quote != "") { if (c == "\\") i++; else if (c == quote) quote = ""; continue }
+				if (c == "\"" || c == "\047") { quote = c; continue }
+				if (two == "//") return
+				if (c ~ /[0-9]/ && before !~ /[A-Za-z0-9_.]/ && match(rest, /^[0-9]+/) && substr(rest, RLENGTH + 1, 1) !~ /[A-Za-z_.]/) {
+					n = RLENGTH; mutant(i, n, sprintf("%.0f", substr(rest, 1, n) < 1000 ? substr(rest, 1, n) + 1 : substr(rest, 1, n) * 2)); i += n - 1; continue
+				}
+				if (two in swapped) { mutant(i, 2, swapped[two]); i++; continue }
+				if (two ~ /^(<-|<<|>>|:=|&\^|\+=|-=)$/) { i++; continue }
+				if (c == "<" || c == ">") mutant(i, 1, c "=")
+				else if (c == "!") mutant(i, 1, "!!")
+				else if (rest ~ /^[-+] / && before == " ") mutant(i, 1, c == "+" ? "-" : "+")
+			}
+		}
+		BEGIN { n = split("== != != == <= < >= > && || || && ++ -- -- ++", pair, " "); for (i = 1; i < n; i += 2) swapped[pair[i]] = pair[i + 1] }
+		FNR == 1 { name = FILENAME; raw = 0; go = name ~ /\.go$/; if (!go) sub(/.*\//, "", name) }
+		go { go_line(); next }
 		/^[ \t]*--/ { next }
 		{
 			end = length($0); if (i = index($0, " -- ")) end = i # not a comment
@@ -60,7 +84,7 @@ mutants() {
 		}' "$@"
 }
 
-# The packages that are asked, those that are quick first. Their test binaries are built once, with a
+# The packages that are asked for a script, those that are quick first. Their test binaries are built once, with a
 # file in the package of the scripts that takes one of them from a file instead.
 packages="drivers/internal/redisnode/lua drivers/internal/redisnode drivers/redlock"
 build() {
@@ -76,13 +100,21 @@ build() {
 	done
 }
 
-# noticed FILE MUTANT tests a mutant and prints which test noticed it.
+# noticed FILE MUTANT tests a mutant and prints which test noticed it, or that it does not compile.
 noticed() {
 	local package
+	case $1 in
+	*.go)
+		printf '{"Replace": {"%s": "%s"}}\n' "$PWD/$1" "$2" >"$2.json"
+		(cd "${1%/*}" && go test -overlay="$2.json" -count=1 -short -failfast -vet=off -timeout=2m .) >"$2.out" 2>&1 && return 1
+		grep -m 1 -oE -- '--- FAIL: [^ ]*|^(panic|fatal error): .{0,60}|\[build failed\]' "$2.out" || echo "?"
+		return 0
+		;;
+	esac
 	for package in $packages; do
 		(cd "$package" && REDLOCK_MUTANT=$2 REDLOCK_MUTANT_OF=${1##*/} \
 			"$temp/${package##*/}.test" -test.short -test.failfast -test.timeout=60s -test.skip="Test(Conformance|Driver)/valkey") >"$2.out" 2>&1 && continue
-		grep -m 1 -oE -- '--- FAIL: [^ ]*|^panic: test timed out' "$2.out" || echo "?"
+		grep -m 1 -oE -- '--- FAIL: [^ ]*|^(panic|fatal error): .{0,60}' "$2.out" || echo "?"
 		return 0
 	done
 	return 1
@@ -90,16 +122,17 @@ noticed() {
 
 # worker K tests each mutant whose number leaves K when divided by the number of workers.
 worker() {
-	local file line column length new name by mutant=$temp/mutant.$1.lua
+	local file line column length new name by mutant
 	awk -v k="$1" -v n="$jobs" 'NR % n == k' "$temp/mutants" | while IFS=$'\t' read -r file line column length new name; do
 		if grep -qxF -- "$name" "$table"; then
 			printf 'known    %s\n' "$name"
 			continue
 		fi
+		mutant=$temp/mutant.$1.${file##*.}
 		awk -v line="$line" -v at="$column" -v n="$length" -v new="$new" \
 			'NR == line { $0 = substr($0, 1, at - 1) new substr($0, at + n) } { print }' "$file" >"$mutant"
 		if by=$(noticed "$file" "$mutant"); then
-			printf 'noticed  %s (%s)\n' "$name" "$by"
+			[ "$by" = "[build failed]" ] || printf 'noticed  %s (%s)\n' "$name" "$by"
 		else
 			printf 'MISSED   %s\n' "$name"
 		fi
@@ -107,24 +140,13 @@ worker() {
 }
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
-if [ "${1:-}" = --go ]; then
-	[ $# -gt 1 ] || { usage >&2; exit 2; }
-	tools=$(mktemp -d "${TMPDIR:-/tmp}/redlock-mutate.XXXXXX") || exit 1
-	trap 'rm -rf "$tools"' EXIT
-	GOBIN=$tools go install "$gremlins" || exit 1
-	mkdir "$tools/t" && status=0
-	for package in "${@:2}"; do
-		TMPDIR=$tools/t GOFLAGS="$GOFLAGS -short" "$tools/gremlins" unleash --timeout-coefficient 20 \
-			--output-statuses l --threshold-efficacy 95 "$package" || status=1
-	done
-	exit $status
-fi
 list="" files=()
 for arg in "$@"; do
 	case $arg in
 	--list) list=yes ;;
 	--help | -h) usage; exit 0 ;;
 	-*) usage >&2; exit 2 ;;
+	*.go) files+=("$arg") ;;
 	*) files+=("$scripts/${arg##*/}") ;;
 	esac
 done
@@ -134,20 +156,21 @@ temp=$(mktemp -d "${TMPDIR:-/tmp}/redlock-mutate.XXXXXX") || exit 1
 trap 'rm -rf "$temp"' EXIT
 trap 'kill $(jobs -p) 2>/dev/null; exit 130' INT TERM
 mkdir "$temp/t" && export TMPDIR=$temp/t
-build || exit 1
+case "${files[*]}" in *.lua*) build || exit 1 ;; esac
 mutants "${files[@]}" >"$temp/mutants"
-mutants "$scripts"/*.lua | cut -f6 >"$temp/names"
+mutants "$scripts"/*.lua $(sed -n 's/^\([a-z/_]*\.go\): .*/\1/p' "$table" | sort -u) | cut -f6 >"$temp/names"
 if grep -vE '^(#|$)' "$table" | grep -vxFf "$temp/names"; then
 	echo "these lines of $table are no mutants"
 	exit 1
 fi
-if by=$(cp "${files[0]}" "$temp/same.lua" && noticed "${files[0]}" "$temp/same.lua"); then
+same=$temp/same.${files[0]##*.}
+if by=$(cp "${files[0]}" "$same" && noticed "${files[0]}" "$same"); then
 	echo "the tests fail without a mutant: $by"
 	exit 1
 fi
-jobs=$(getconf _NPROCESSORS_ONLN)
+jobs=${JOBS:-$(getconf _NPROCESSORS_ONLN)}
 for ((k = 0; k < jobs; k++)); do worker "$k" | tee -a "$temp/said" & done
 wait
-known=$(grep -c ^known "$temp/said") bad=$(grep -c ^MISSED "$temp/said") all=$(wc -l <"$temp/mutants" | tr -d ' ')
+known=$(grep -c ^known "$temp/said") bad=$(grep -c ^MISSED "$temp/said") all=$(wc -l <"$temp/said" | tr -d ' ')
 printf '%d mutants: %d noticed, %d equivalent by %s, %d missed\n' "$all" "$(grep -c ^noticed "$temp/said")" "$known" "$table" "$bad"
 [ "$bad" = 0 ]

@@ -5,6 +5,9 @@ import "time"
 // IdleRead is how long nobody reads on a connection that is not used.
 const IdleRead = idleRead
 
+// SliceTime is how long a waiter is in the server's queue before it asks again.
+const SliceTime = sliceTime
+
 // Pids returns the server processes of the backend's connections, without those that have ended
 // and are about to be forgotten.
 func (b *Backend) Pids() []uint32 {
