@@ -38,7 +38,7 @@ mutants() {
 		# go_line alters what stands outside of texts and comments.
 		function go_line(    i, c, two, rest, before, quote, n) {
 			match($0, /^\t*/); i = RLENGTH + 1; rest = substr($0, i)
-			if (!raw && rest ~ /^[A-Za-z_][A-Za-z0-9_.]*\(.*\)$/ && rest !~ /^(panic|[A-Za-z_.]*ock)\(/) mutant(i, length(rest), "")
+			if (!raw && rest ~ /^[A-Za-z_][A-Za-z0-9_.]*\(.*\)$/ && rest !~ /^(panic|[A-Za-z_.]*ock)\(/) mutant(i, length(rest), "{}")
 			if (!raw && match(rest, /^[A-Za-z][A-Za-z0-9_.]* = /)) mutant(i, RLENGTH - 3, "_")
 			if (!raw && match($0, /(if|;) [A-Za-z_][^=<>!&|;]* \{$/)) { n = $0 ~ /if [^;]*\{$/ ? 2 : 1; mutant(RSTART, n, substr($0, RSTART, n) " !") }
 			for (; i <= length($0); i++) {
