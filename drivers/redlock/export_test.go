@@ -25,6 +25,9 @@ func Stall(b *Backend, f func()) { stall(b, f) }
 // Grace is how much longer than the TTL a node keeps a key, with default options.
 func Grace(n int) time.Duration { return derive(n, DefaultGuard, DefaultClockAllowance, 1).Grace }
 
+// LongestLook is how long a client that needs no time looks whether another one declares nodes new.
+const LongestLook = mostLooks * lookAgain
+
 // Amount is how much a test does: the whole of it in the deep depth only.
 func Amount(quick, deep int) int {
 	if server.IsDeep() {

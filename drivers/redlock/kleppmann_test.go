@@ -166,19 +166,20 @@ func bothValid(t *testing.T, first, second driver.Lease) {
 func TestKleppmannCCrashesBeforeItPersisted(t *testing.T) {
 	long(t)
 	t.Parallel()
-	for _, guard := range []string{"30s", "off"} {
+	const ttl = 59 * time.Minute // longer than any machine stands still
+	for _, guard := range []string{"1h", "off"} {
 		t.Run(defence(guard != "off"), func(t *testing.T) {
 			c := start(t, 5)
 			if guard != "off" {
 				c.bootstrap("restart_guard=" + guard)
 			}
 			one, two := c.view("ABC", "restart_guard="+guard), c.view("CDE", "restart_guard="+guard)
-			first := c.hold(one, "file", 29*time.Second)
-			if l, err := two.Acquire(t.Context(), ask("file", 29*time.Second)); err == nil {
+			first := c.hold(one, "file", ttl)
+			if l, err := two.Acquire(t.Context(), ask("file", ttl)); err == nil {
 				t.Fatalf("before the crash client 2 got the lock: %+v", l.Grant())
 			}
 			drivertest.Must(t, crash(2, c.servers[2]))
-			second, refused, err := c.untilRefused(two, 2, 29*time.Second)
+			second, refused, err := c.untilRefused(two, 2, ttl)
 			switch {
 			case guard == "off" && err != nil:
 				t.Fatalf("with the defence off client 2 should have got the lock too: %v", err)
