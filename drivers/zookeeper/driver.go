@@ -77,6 +77,7 @@ type Backend struct {
 	password    []byte // user:password; nil: none
 	acl         acl    // of what it makes
 	clock       clock
+	looking     base.Joint              // at the marker
 	sessions    base.Sessions[*session] // by class
 	lastEntries int64                   // tests change it
 
@@ -109,7 +110,7 @@ func New(members []string, o *Options) (*Backend, error) {
 			Features: driver.FeatureShared | driver.FeatureFencing | driver.FeatureQueueing | driver.FeatureOrdered | driver.FeatureTokens,
 			MinTTL:   minTTL, MaxTTL: maxTTL,
 		},
-		acl: acl{"world", "anyone"}, lastEntries: lastEntries, clock: clock{looking: make(chan struct{}, 1)},
+		acl: acl{"world", "anyone"}, lastEntries: lastEntries,
 	}
 	if opt.User != "" {
 		b.password, b.acl = []byte(opt.User+":"+opt.Password), acl{scheme: "auth"}

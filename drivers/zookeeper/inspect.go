@@ -123,14 +123,8 @@ func (b *Backend) Break(ctx context.Context, key string, h driver.Holder) error 
 		if err != nil {
 			return err
 		}
-		_, err = s.ask(ctx, remove(node, -1))
-		switch {
-		case errors.Is(err, errNoNode):
-			return driver.ErrLost
-		case errors.Is(err, errBroken): // the first try may have done it
-			if _, err = s.again(ctx, remove(node, -1)); errors.Is(err, errNoNode) {
-				err = nil
-			}
+		if _, err = s.ask(ctx, remove(node, -1)); errors.Is(err, errNoNode) {
+			err = driver.ErrLost
 		}
 		return err
 	})
@@ -177,13 +171,6 @@ func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 }
 
 func (b *Backend) checkEnsemble(ctx context.Context, s *session, found *base.Findings) error {
-	s.mu.Lock()
-	timeout := s.timeout
-	s.mu.Unlock()
-	if timeout < sessionTimeout(s.class) {
-		found.Add("session-timeout", driver.SeverityWarning, "raise maxSessionTimeout, or use shorter TTLs",
-			"the servers grant sessions of up to %v, enough for TTLs of up to %v", timeout, timeout*3/4).Measured = timeout.String()
-	}
 	got, err := s.again(ctx, get("/zookeeper/config", 0))
 	switch {
 	case err != nil && !definite(err):

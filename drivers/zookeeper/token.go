@@ -21,8 +21,6 @@ type clock struct {
 	local   time.Time
 	looked  time.Time // when the marker was read
 	advance time.Duration
-
-	looking chan struct{} // full while a caller looks
 }
 
 // now returns the leader's time plus the advance.
@@ -61,12 +59,12 @@ func (b *Backend) look(ctx context.Context, s *session) error {
 	if b.clock.fresh() {
 		return nil
 	}
-	select {
-	case b.clock.looking <- struct{}{}:
-		defer func() { <-b.clock.looking }()
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+	return b.looking.Do(ctx, &b.calls, func(ctx context.Context) error { return b.lookNow(ctx, s) })
+}
+
+func (b *Backend) lookNow(ctx context.Context, s *session) error {
+	ctx, cancel := b.bound(ctx)
+	defer cancel()
 	for !b.clock.fresh() {
 		got, err := s.again(ctx, get(b.marker(), 0))
 		if errors.Is(err, errNoNode) {
