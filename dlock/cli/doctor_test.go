@@ -16,7 +16,6 @@ import (
 
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
-	faults "github.com/redlock-go/redlock/redlocktest/fault"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
@@ -199,12 +198,6 @@ var misconfigurations = map[string]misconfiguration{
 		w.want(0, "run", "--url", "redlock:"+strings.Join(urls, ",")+",node_timeout=2s,restart_guard=2m", "k", "--", "true")
 		return ",restart_guard=2m", nil // it ends by itself
 	}), long},
-	"far away": {"round-trip-slow warning", among(3, func(w *world, urls []string, nodes []*server.Server) (string, mender) {
-		p := faults.NewProxy(w.t, nodes[0].Addr())
-		p.RTT(100 * time.Millisecond)
-		urls[0] = "redis://" + p.Addr() + "/0"
-		return ",node_timeout=150ms", func(driver.Diagnostic) error { p.RTT(0); return nil }
-	}), deep},
 
 	"fsync": {"fsync unsafe off", alone(server.KindPostgres, ""), long},
 	"pooler": {"refused unsafe", func(w *world) (string, mender) {

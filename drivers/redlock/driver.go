@@ -307,16 +307,11 @@ func (b *Backend) Close() error {
 		for _, n := range b.nodes {
 			n.calls.Await(max(time.Until(end), 1)) // one closeTimeout serves all nodes
 		}
-		if b.owns {
-			b.err = b.closeNodes()
+		if b.owns { // concurrently, because a node that does not answer delays its Close
+			b.err = errors.Join(b.each(context.Background(), func(_ context.Context, n *node) error { return n.backend.Close() })...)
 		}
 	})
 	return b.err
-}
-
-// closeNodes closes all nodes concurrently, because a node that does not answer delays its Close.
-func (b *Backend) closeNodes() error {
-	return errors.Join(b.each(context.Background(), func(_ context.Context, n *node) error { return n.backend.Close() })...)
 }
 
 // each calls f for every node at once, and returns the errors in the order of the
@@ -329,15 +324,6 @@ func (b *Backend) each(ctx context.Context, f func(context.Context, *node) error
 	}
 	all.Wait()
 	return errs
-}
-
-func (b *Backend) isClosed() bool {
-	select {
-	case <-b.closed:
-		return true
-	default:
-		return false
-	}
 }
 
 func (b *Backend) notify(e driver.Notice) {
@@ -369,11 +355,13 @@ func (b *Backend) begin(ctx context.Context) error {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.isClosed() {
+	select {
+	case <-b.closed:
 		return driver.ErrClosed
+	default:
+		b.calls.Add(1)
+		return nil
 	}
-	b.calls.Add(1)
-	return nil
 }
 
 // tripped returns the nodes that are skipped.

@@ -52,7 +52,6 @@ func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 	e.servers()
 	e.hosts()
 	e.clocks()
-	e.trips()
 	e.terms(ctx)
 	all, _ := e.Result(nil)
 	all = append(all, slices.Concat(e.nodes...)...)
@@ -160,17 +159,6 @@ func (e *examination) clocks() {
 		middle, allowance := all[len(all)/2], e.b.opts.ClockAllowance
 		if apart := o.off - middle.off; apart.Abs() > allowance+o.blur+middle.blur {
 			e.add(o.node, "clock-apart", "run NTP on it", apart.String(), "its clock is %v from the other nodes', and clock_allowance is %v", apart, allowance).Severity = driver.SeverityUnsafe
-		}
-	}
-}
-
-// trips compares round trips with the node timeout.
-func (e *examination) trips() {
-	least := e.b.timeout(e.b.info.MinTTL)
-	for i, n := range e.b.nodes {
-		if trip, err := time.ParseDuration(e.measured(i, "round-trip")); err == nil && trip > least/2 {
-			remedy := fmt.Sprintf("set node_timeout=%v or longer, or move the node nearer", (4 * trip).Round(10*time.Millisecond))
-			e.add(n, "round-trip-slow", remedy, trip.String(), "a round trip takes %v, and the node timeout is %v: its vote will often come too late", trip, least)
 		}
 	}
 }

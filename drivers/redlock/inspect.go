@@ -54,10 +54,6 @@ func (b *Backend) Lookup(ctx context.Context, key string) (*driver.State, error)
 	defer b.calls.Done()
 	ctx, cancel := context.WithTimeout(ctx, inspectTimeout)
 	defer cancel()
-	return b.lookup(ctx, key)
-}
-
-func (b *Backend) lookup(ctx context.Context, key string) (*driver.State, error) {
 	nodes := b.nodeStates()
 	errs := b.each(ctx, func(ctx context.Context, n *node) error {
 		i, err := n.inspector()
@@ -227,7 +223,7 @@ func (b *Backend) Break(ctx context.Context, key string, h driver.Holder) error 
 // ownersOf returns the owners of key with token fence: of leases with this token on a majority,
 // or of a node on which only this token is known.
 func (b *Backend) ownersOf(ctx context.Context, key string, fence uint64) (owners []string, err error) {
-	s, err := b.lookup(ctx, key)
+	s, err := b.Lookup(ctx, key)
 	if err != nil {
 		return nil, err
 	}
