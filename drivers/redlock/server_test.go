@@ -30,13 +30,6 @@ func TestMain(m *testing.M) {
 	// Parallel tests mostly wait for leases to end. Only under the race detector do they need
 	// many processors.
 	flag.Parse()
-	if url := os.Getenv(asReader); url != "" {
-		if err := readAndWrite(url); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
-		os.Exit(0)
-	}
 	parallel := "6"
 	if redlock.Race {
 		parallel = "4"
