@@ -3,8 +3,9 @@
 package lua
 
 import (
-	_ "embed"
+	"embed"
 	"fmt"
+	"regexp"
 	"strings"
 	"time"
 
@@ -30,72 +31,36 @@ const (
 	Ops
 )
 
-// The texts that are not bound to a server process, and the beginning of those with a restart guard.
-var (
-	//go:embed hello.lua
-	Hello string
-	//go:embed look.lua
-	Look string
-	//go:embed list.lua
-	List string
-	//go:embed handshake.lua
-	Handshake string
-)
+//go:embed *.lua
+var files embed.FS
 
-var (
-	//go:embed prelude.lua
-	preludeText string
-	//go:embed time.lua
-	timeText string
-	//go:embed counter.lua
-	counterText string
-	//go:embed guard.lua
-	guardText string
-	//go:embed keep_counter.lua
-	keepCounterText string
-	//go:embed correct_token.lua
-	correctTokenText string
-	//go:embed acquire.lua
-	acquireText string
-	//go:embed join.lua
-	joinText string
-	//go:embed join_counter.lua
-	joinCounterText string
-	//go:embed join_shared.lua
-	joinSharedText string
-	//go:embed readers.lua
-	readersText string
-	//go:embed acquire_shared.lua
-	acquireSharedText string
-	//go:embed renew_shared.lua
-	renewSharedText string
-	//go:embed renew.lua
-	renewText string
-	//go:embed hand_over.lua
-	handOverText string
-	//go:embed release.lua
-	releaseText string
-	//go:embed release_shared.lua
-	releaseSharedText string
-	//go:embed lookup.lua
-	lookupText string
-	//go:embed listen.lua
-	listenText string
-	//go:embed batch.lua
-	batchText string
-)
-
-// body returns the text of a script without the texts before it. A line that names another text
-// is replaced by that text.
-func (o Op) body(guard string) string {
-	text := [Ops]string{acquireText, joinText, acquireSharedText, joinSharedText, renewSharedText, renewText, releaseText, releaseSharedText, lookupText, listenText, batchText}[o]
-	if o.Perishable() {
-		text = timeText + guard + text
+// file returns the text of a script, or of a part of scripts.
+func file(name string) string {
+	text, err := files.ReadFile(name + ".lua")
+	if err != nil {
+		panic(err) // a script names a part that is not there
 	}
-	return code(strings.NewReplacer(
-		"-- lua/counter.lua\n", counterText, "-- lua/keep_counter.lua\n", keepCounterText, "-- lua/join_counter.lua\n", joinCounterText, "-- lua/correct_token.lua\n", correctTokenText,
-		"-- lua/readers.lua\n", readersText, "-- lua/hand_over.lua\n", handOverText, "-- lua/time.lua\n", timeText, "-- lua/guard.lua\n", guard,
-	).Replace(text))
+	return string(text)
+}
+
+// The texts that are not bound to a server process.
+var Hello, Look, List = file("hello"), file("look"), file("list")
+
+// part is a line that stands for another text.
+var part = regexp.MustCompile(`-- lua/(\w+)\.lua\n`)
+
+// body returns the text of a script without the texts before it.
+func (o Op) body(guard string) string {
+	text := file([Ops]string{"acquire", "join", "acquire_shared", "join_shared", "renew_shared", "renew", "release", "release_shared", "lookup", "listen", "batch"}[o])
+	if o.Perishable() {
+		text = file("time") + guard + text
+	}
+	return code(part.ReplaceAllStringFunc(text, func(line string) string {
+		if name := part.FindStringSubmatch(line)[1]; name != "guard" {
+			return file(name)
+		}
+		return guard
+	}))
 }
 
 // code returns a text without indentation and without lines of comment, because a server keeps it
@@ -130,7 +95,7 @@ func New(text string) Script {
 func Bind(run string) [Ops]Script {
 	var bound [Ops]Script
 	for o := range Ops {
-		bound[o] = New("local RUN, GRACE, QUARANTINE, till = '" + run + "', 0, math.huge, 0\n" + code(preludeText) + o.body(""))
+		bound[o] = New("local RUN, GRACE, QUARANTINE, till = '" + run + "', 0, math.huge, 0\n" + code(file("prelude")) + o.body(""))
 	}
 	return bound
 }
@@ -144,7 +109,7 @@ func BindGuarded(run, space, encoded string, t *quorum.Terms) [Ops]Script {
 	for _, o := range []Op{Acquire, Join, AcquireShared, JoinShared, RenewShared, Renew, Batch} {
 		text := fmt.Sprintf("-- for %s\nlocal RUN, TERMS, HEAD, VOTE, ALLOWANCE, GRACE, QUARANTINE = '%s', '%s', '%s %s/%s ', %t, %d, %d, %d\n",
 			space, run, encoded, MetaLayout, run, encoded, o != Renew && o != RenewShared, t.Allowance/time.Microsecond, (t.Grace+time.Millisecond-1)/time.Millisecond, t.Quarantine/time.Microsecond)
-		bound[o] = New(text + code(Handshake) + o.body(guardText))
+		bound[o] = New(text + code(file("handshake")) + o.body(file("guard")))
 	}
 	return bound
 }
