@@ -206,21 +206,17 @@ func (l *lane) carrier(i int) {
 			more = l.next(i, took)
 			l.mu.Unlock()
 		}
-		if !l.rest() {
+		l.mu.Lock()
+		l.node.wg.Done()
+		over := l.retired
+		if !over {
+			l.idle++
+		}
+		l.mu.Unlock()
+		if over {
 			return
 		}
 	}
-}
-
-// rest reports whether a goroutine that has nothing to do must wait.
-func (l *lane) rest() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.node.wg.Done()
-	if !l.retired {
-		l.idle++
-	}
-	return !l.retired
 }
 
 // finish tells the callers of a trip that Reply and Err are set: after that a call may be reused. It
