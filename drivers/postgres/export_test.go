@@ -13,9 +13,11 @@ const SliceTime = sliceTime
 func (b *Backend) Pids() []uint32 {
 	var pids []uint32
 	for _, c := range b.all() {
-		if pid := c.pid(); pid != 0 {
-			pids = append(pids, pid)
+		c.mu.Lock()
+		if c.end == nil && c.w != nil {
+			pids = append(pids, c.w.pid)
 		}
+		c.mu.Unlock()
 	}
 	return pids
 }

@@ -37,28 +37,11 @@ const locksOf = `SELECT l.granted, l.mode = 'ShareLock' AS shared, l.pid,
 	WHERE l.locktype = 'advisory'
 	AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())`
 
-// A lockRow is a row of locksOf. Its Holder is the session that has the lock or waits for it, by what the
-// server knows of it.
-type lockRow struct {
-	driver.Holder
-	granted, shared bool
-	pid             int64
-}
-
-func readLock(v [][]byte) lockRow {
-	r := lockRow{granted: value(v[0]) == 1, shared: value(v[1]) == 1, pid: value(v[2])}
-	r.Owner, r.Address, r.Session = fmt.Sprintf("%s (process %d)", v[3], r.pid), string(v[4]), string(v[6])
-	if us := value(v[5]); us > 0 {
-		r.Since = time.UnixMicro(us)
-	}
-	return r
-}
-
-// Lookup returns the holders of key. For holders in this process it knows the owner, the token
-// and the time. Other holders are described by their session: Owner is its application_name,
-// which has the owner's label, and its process; Since is when its transaction or else its
-// connection began, which is the earliest time at which it can have taken the lock. Waiters
-// counts the sessions in the server's queue.
+// Lookup returns the holders of key by what the server knows of their sessions, those of this process
+// too: Owner is a session's application_name, which has the owner's label, and its process; Since is
+// when its transaction or else its connection began, which is the earliest time at which it can have
+// taken the lock. Several shared leases of one session are one holder. Waiters counts the sessions in the
+// server's queue.
 func (b *Backend) Lookup(ctx context.Context, key string) (*driver.State, error) {
 	if key == "" {
 		return nil, driver.Invalid("key", "is empty")
@@ -71,17 +54,21 @@ func (b *Backend) Lookup(ctx context.Context, key string) (*driver.State, error)
 			return connectError(err)
 		}
 		for _, v := range results[0].Rows {
-			r := readLock(v)
-			if r.granted {
-				if r.shared {
+			h := driver.Holder{Owner: fmt.Sprintf("%s (process %s)", v[3], v[2]), Address: string(v[4])}
+			if us := value(v[5]); us > 0 {
+				h.Since = time.UnixMicro(us)
+			}
+			if granted := value(v[0]) == 1; granted {
+				if shared := value(v[1]) == 1; shared {
 					st.Mode = driver.Shared
 				}
-				st.Holders = append(st.Holders, b.holders(id, r)...)
+				h.Session = string(v[6])
+				st.Holders = append(st.Holders, h)
 				continue
 			}
 			st.Waiters++
 			if len(st.Queue) < 100 {
-				st.Queue = append(st.Queue, driver.Holder{Owner: r.Owner, Since: r.Since, Address: r.Address})
+				st.Queue = append(st.Queue, h)
 			}
 		}
 		return nil
@@ -89,49 +76,7 @@ func (b *Backend) Lookup(ctx context.Context, key string) (*driver.State, error)
 	if err != nil {
 		return nil, err
 	}
-	for _, h := range st.Holders {
-		st.Fence = max(st.Fence, h.Fence)
-	}
 	return st, nil
-}
-
-// holders returns the leases behind one of the server's locks: several if a session of this
-// process has several shared leases of it, one if the session belongs to another process.
-func (b *Backend) holders(id number, r lockRow) (ours []driver.Holder) {
-	for _, c := range b.all() {
-		if int64(c.pid()) == r.pid {
-			ours = append(ours, c.holders(id, r)...)
-		}
-	}
-	if len(ours) > 0 {
-		return ours
-	}
-	return []driver.Holder{r.Holder}
-}
-
-// holders returns the connection's leases of a lock that are not being released.
-func (c *conn) holders(id number, r lockRow) (all []driver.Holder) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for l := c.held[id]; l != nil; l = l.next {
-		if !l.leaving {
-			all = append(all, driver.Holder{
-				Owner: l.owner, Fence: l.fence, Tokens: l.tokens, Since: l.since, TTL: max(0, time.Until(driver.Expires(l.start, l.ttl))),
-				Address: r.Address, Session: r.Session,
-			})
-		}
-	}
-	return all
-}
-
-// pid returns the id of the server process, and zero if the connection is not open.
-func (c *conn) pid() uint32 {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.end != nil || c.w == nil {
-		return 0
-	}
-	return c.w.pid
 }
 
 // terminateTimeout is how long the server may take to end a session.

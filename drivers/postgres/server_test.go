@@ -97,15 +97,13 @@ func TestLookupTellsWhoHoldsAndWhoWaits(t *testing.T) {
 	waited := make(chan error)
 	go func() { waited <- answered(ctx, a, "k", time.Minute, new(atomic.Bool)) }()
 	drivertest.AwaitWaiters(t, a, "k", 1)
-	for who, from := range map[string]driver.Inspector{"web host/4711 (process ": a, r.Owner: b} {
-		eventually(t, "an answer", func() bool {
-			st, err := from.Lookup(t.Context(), "k")
-			if err == nil && (len(st.Holders) != 1 || !strings.HasPrefix(st.Holders[0].Owner, who) || st.Holders[0].Address == "" || st.Holders[0].Since.IsZero()) {
-				t.Errorf("Lookup gives %+v, want %s", st, who)
-			}
-			return err == nil
-		})
-	}
+	eventually(t, "an answer", func() bool {
+		st, err := a.Lookup(t.Context(), "k")
+		if err == nil && (len(st.Holders) != 1 || !strings.HasPrefix(st.Holders[0].Owner, "web host/4711 (process ") || st.Holders[0].Address == "" || st.Holders[0].Since.IsZero()) {
+			t.Errorf("Lookup gives %+v", st)
+		}
+		return err == nil
+	})
 	cancel()
 	if err := <-waited; !errors.Is(err, context.Canceled) || !errors.Is(err, driver.ErrHeld) {
 		t.Errorf("the wait gave %v", err)
