@@ -126,7 +126,7 @@
 //
 // # Who has it
 //
-// An ErrHeld names the holder, with its time, where that is of this backend. The server
+// An ErrHeld names the holder, with its time, where that is on the same connection. The server
 // refuses without saying for whom, and pg_locks, which would tell, is read under all the
 // locks of the lock table: each refusal would slow down everybody, most of all where many
 // want one key. Lookup asks, on a connection of its own (see Client.Inspect of package

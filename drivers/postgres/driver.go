@@ -182,9 +182,7 @@ func (b *Backend) acquire(ctx context.Context, w *want, wait bool) (*lease, erro
 		}
 		var held *driver.HeldError // on the heap, unlike seen
 		errors.As(err, &held)
-		if seen = held; seen.Holder == "" {
-			seen = b.heldHere(w, seen)
-		}
+		seen = held
 		b.heat(w, seen, 0)
 	}
 	if !wait {
@@ -196,20 +194,6 @@ func (b *Backend) acquire(ctx context.Context, w *want, wait bool) (*lease, erro
 	}
 	defer call.End()
 	return b.wait(call, w, seen)
-}
-
-// heldHere returns a refusal by the server with the holder, if that is on a connection of this
-// backend.
-func (b *Backend) heldHere(w *want, seen *driver.HeldError) *driver.HeldError {
-	for _, c := range b.all() {
-		c.mu.Lock()
-		err := c.refusal(w)
-		c.mu.Unlock()
-		if err != nil {
-			return err
-		}
-	}
-	return seen
 }
 
 // try makes one attempt, and another if its connection ends before.
