@@ -1,6 +1,7 @@
 package base_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -187,39 +188,47 @@ func TestUndoGoesOnUntilItIsCertain(t *testing.T) {
 	})
 }
 
+// A store has a lock, whose lease it renews and releases.
+type store struct {
+	t        *testing.T
+	calls    base.Calls
+	takes    time.Duration // each request
+	under    int           // requests
+	down     atomic.Bool
+	releases atomic.Int64
+}
+
+// request is one request at a time.
+func (s *store) request() error {
+	if s.under++; s.under != 1 {
+		s.t.Error("two requests at a time")
+	}
+	defer func() { s.under-- }()
+	if time.Sleep(s.takes); s.down.Load() {
+		return errUnknown
+	}
+	return nil
+}
+
+// lease returns a lease for a minute. Each renewal gives the error lost, if there is one.
+func (s *store) lease(lost error) *base.Lease {
+	s.releases.Store(0)
+	info := driver.Info{Name: "kv", MinTTL: driver.MinTTL, MaxTTL: time.Hour}
+	return base.NewLease(&s.calls, info, driver.Grant{Expires: time.Now().Add(time.Minute)}, func(_ *base.Call, r *driver.Renewal) (driver.Grant, error) {
+		err := cmp.Or(s.request(), lost)
+		return driver.Grant{Expires: time.Now().Add(r.TTL)}, err
+	}, func(*base.Call) error {
+		s.releases.Add(1)
+		return s.request()
+	})
+}
+
 // A lease lets one call go on at a time. What is lost is lost, and an unknown release is repeated.
 func TestALeaseRepeatsAnUnknownRelease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := &base.Calls{Name: "kv"}
-		defer c.Close()
-		info := driver.Info{Name: "kv", MinTTL: driver.MinTTL, MaxTTL: time.Hour}
-		var renewal error
-		var down atomic.Bool
-		under := 0
-		var releases atomic.Int64
-		enter := func() func() {
-			if under++; under != 1 {
-				t.Error("two calls at a time")
-			}
-			time.Sleep(time.Millisecond)
-			return func() { under-- }
-		}
-		lease := func() *base.Lease {
-			renewal = nil
-			releases.Store(0)
-			return base.NewLease(c, info, driver.Grant{Fence: 7, Expires: time.Now().Add(time.Minute)}, func(_ *base.Call, r *driver.Renewal) (driver.Grant, error) {
-				defer enter()()
-				return driver.Grant{Fence: 7, Expires: time.Now().Add(r.TTL)}, renewal
-			}, func(*base.Call) error {
-				defer enter()()
-				releases.Add(1)
-				if down.Load() {
-					return errUnknown
-				}
-				return nil
-			})
-		}
-		l := lease()
+		s := &store{t: t, takes: time.Millisecond}
+		defer s.calls.Close()
+		l := s.lease(nil)
 		if _, err := l.Renew(t.Context(), &driver.Renewal{TTL: time.Millisecond}); !errors.Is(err, driver.ErrInvalid) {
 			t.Errorf("Renew by too little: %v", err)
 		}
@@ -230,7 +239,7 @@ func TestALeaseRepeatsAnUnknownRelease(t *testing.T) {
 		synctest.Wait()
 		ended, cancel := context.WithCancel(t.Context())
 		cancel()
-		down.Store(true)
+		s.down.Store(true)
 		if err := l.Release(ended); !errors.Is(err, errUnknown) {
 			t.Errorf("Release without an answer: %v", err)
 		}
@@ -239,27 +248,26 @@ func TestALeaseRepeatsAnUnknownRelease(t *testing.T) {
 		}
 		time.Sleep(5 * time.Second)
 		synctest.Wait()
-		if n := releases.Load(); n < 5 {
+		if n := s.releases.Load(); n < 5 {
 			t.Errorf("%d releases in an outage of 5s", n)
 		}
-		down.Store(false)
+		s.down.Store(false)
 		time.Sleep(5 * time.Second)
 		synctest.Wait()
-		before := releases.Load()
+		before := s.releases.Load()
 		time.Sleep(time.Minute)
-		if releases.Load() != before {
+		if s.releases.Load() != before {
 			t.Error("it is released again")
 		}
 
 		synctest.Wait()
-		l = lease()
-		renewal = driver.ErrLost
+		l = s.lease(driver.ErrLost)
 		if _, err := l.Renew(t.Context(), &driver.Renewal{TTL: time.Hour}); !errors.Is(err, driver.ErrLost) {
 			t.Errorf("Renew of a lost lease: %v", err)
 		}
 		for _, want := range []error{driver.ErrLost, nil} {
-			if err := l.Release(t.Context()); !errors.Is(err, want) || releases.Load() != 0 {
-				t.Errorf("Release of a lost lease: %v, %d requests", err, releases.Load())
+			if err := l.Release(t.Context()); !errors.Is(err, want) || s.releases.Load() != 0 {
+				t.Errorf("Release of a lost lease: %v, %d requests", err, s.releases.Load())
 			}
 		}
 	})
@@ -269,54 +277,36 @@ func TestALeaseRepeatsAnUnknownRelease(t *testing.T) {
 // with that for as long as an outage lasts.
 func TestALeaseFreesItsLockAtItsEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := &base.Calls{Name: "kv"}
-		defer c.Close()
-		info := driver.Info{Name: "kv", MinTTL: driver.MinTTL, MaxTTL: time.Hour}
-		var down atomic.Bool
-		var frees atomic.Int64
-		outage := func() error {
-			if down.Load() {
-				return errUnknown
-			}
-			return nil
-		}
-		lease := func() *base.Lease {
-			frees.Store(0)
-			return base.NewLease(c, info, driver.Grant{Expires: time.Now().Add(time.Minute)}, func(_ *base.Call, r *driver.Renewal) (driver.Grant, error) {
-				return driver.Grant{Expires: time.Now().Add(r.TTL)}, outage()
-			}, func(*base.Call) error {
-				frees.Add(1)
-				return outage()
-			}).FreeAtEnd()
-		}
-		l := lease()
+		s := &store{t: t}
+		defer s.calls.Close()
+		l := s.lease(nil).FreeAtEnd()
 		time.Sleep(time.Minute - 1)
-		if _, err := l.Renew(t.Context(), &driver.Renewal{TTL: time.Second}); err != nil || frees.Load() != 0 {
-			t.Errorf("Renew at the end: %v, freed %d times", err, frees.Load())
+		if _, err := l.Renew(t.Context(), &driver.Renewal{TTL: time.Second}); err != nil || s.releases.Load() != 0 {
+			t.Errorf("Renew at the end: %v, freed %d times", err, s.releases.Load())
 		}
 		time.Sleep(time.Second - 1)
-		if frees.Load() != 0 {
+		if s.releases.Load() != 0 {
 			t.Error("freed before its end")
 		}
-		down.Store(true)
+		s.down.Store(true)
 		time.Sleep(time.Hour)
 		if _, err := l.Renew(t.Context(), &driver.Renewal{TTL: time.Second}); !errors.Is(err, driver.ErrLost) {
 			t.Errorf("Renew after the end: %v", err)
 		}
-		down.Store(false)
+		s.down.Store(false)
 		time.Sleep(2 * time.Second) // freed
-		before := frees.Load()
-		if err := l.Release(t.Context()); err != nil || before < 1000 || frees.Load() != before {
-			t.Errorf("Release after the end: %v, tried %d times and then %d", err, before, frees.Load())
+		before := s.releases.Load()
+		if err := l.Release(t.Context()); err != nil || before < 1000 || s.releases.Load() != before {
+			t.Errorf("Release after the end: %v, tried %d times and then %d", err, before, s.releases.Load())
 		}
 
-		l = lease()
+		l = s.lease(nil).FreeAtEnd()
 		if err := l.Release(t.Context()); err != nil {
 			t.Error(err)
 		}
 		time.Sleep(time.Hour)
-		if frees.Load() != 1 {
-			t.Errorf("freed %d times", frees.Load())
+		if s.releases.Load() != 1 {
+			t.Errorf("freed %d times", s.releases.Load())
 		}
 	})
 }
