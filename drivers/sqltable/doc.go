@@ -66,8 +66,8 @@ The lock is as good as the server's memory of what it has committed:
     MySQL set innodb_lock_wait_timeout=1 and lock_wait_timeout=1 in its DSN, as URLs do: until the
     server has ended its wait, a statement whose caller gave up counts against the limit.
   - go-sql-driver/mysql 1.9.3 panics if a server sends certain nonsense. Calls make that an error,
-    and so do connections of mysql: URLs; a panic while a connection of a *sql.DB of your own is made
-    ends the process.
+    and so do connections of mysql: URLs, which also refuse answers of more than 16 MB; a panic
+    while a connection of a *sql.DB of your own is made ends the process.
   - SQLite's clock is the machine's. The file must be on a disk of this machine.
 
 Against a holder that goes on beyond its lease's end, nothing helps but the token: see package

@@ -73,6 +73,7 @@ func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 	c.Timeout = o.CallTimeout
 	c.ReadTimeout = 10 * o.CallTimeout // the longest call; the client reads the end of a result without a context
 	c.Logger = &client.NopLogger{}     // errors that matter are also returned
+	c.DialFunc = dial
 	c.Params = map[string]string{
 		// How long a statement waits for a row or a table that another transaction has locked, in
 		// seconds. By default it waits longer than any call, and a call that gives up cannot end it.
