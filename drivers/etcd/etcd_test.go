@@ -441,7 +441,7 @@ func TestTokensFollowTheClock(t *testing.T) {
 	}
 	s, err := b.Lookup(t.Context(), "old")
 	must(t, err)
-	if len(s.Holders) != 1 || s.Holders[0].Fence != old.Grant().Fence {
+	if len(s.Holders) != 1 || s.Holders[0].Fence != old.Grant().Fence || s.Holders[0].TTL <= 0 {
 		t.Errorf("the token is %d, and Lookup says %+v", old.Grant().Fence, s)
 	}
 	must(t, b.Break(t.Context(), "old", driver.Holder{Fence: old.Grant().Fence}))

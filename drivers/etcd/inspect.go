@@ -14,8 +14,11 @@ import (
 	"github.com/redlock-go/redlock/driver/base"
 )
 
-// mostEntries is how many entries of a queue Lookup reads.
-const mostEntries = 1000
+// How many entries of a queue Lookup reads, and for how many holders it asks for the remaining time.
+const (
+	mostEntries = 1000
+	mostTimes   = 8
+)
 
 // inspect is a call around f.
 func (b *Backend) inspect(ctx context.Context, most time.Duration, f func(call *base.Call) error) error {
@@ -31,9 +34,23 @@ func (b *Backend) Lookup(ctx context.Context, key string) (s *driver.State, err 
 		}
 		s = state(key, entries)
 		s.Waiters = total - len(s.Holders)
+		for i := range s.Holders[:min(mostTimes, len(s.Holders))] {
+			s.Holders[i].TTL = b.timeToLive(call, entries[i].lease)
+		}
 		return nil
 	})
 	return s, err
+}
+
+// timeToLive returns the remaining time of an etcd lease; zero: unknown.
+func (b *Backend) timeToLive(ctx context.Context, id clientv3.LeaseID) time.Duration {
+	left, _, err := call(ctx, b, func(ctx context.Context, c *clientv3.Client) (*clientv3.LeaseTimeToLiveResponse, error) {
+		return c.TimeToLive(ctx, id)
+	})
+	if err != nil {
+		return 0
+	}
+	return max(time.Duration(left.TTL)*time.Second, 0)
 }
 
 // entries returns those in a span, in the order in which they were made, and how many there are.
@@ -63,7 +80,7 @@ func state(key string, entries []entry) *driver.State {
 	return base.QueueState(key, 0, queue)
 }
 
-// List yields the held keys.
+// List yields the held keys, without remaining times.
 func (b *Backend) List(ctx context.Context, prefix string, yield func(*driver.State) bool) error {
 	from := b.Path(prefix)
 	locks := map[string][]entry{}                                             // by their paths

@@ -96,11 +96,12 @@ type entry struct {
 	fence uint64
 	count uint32 // the length of the range of tokens; zero: one token
 	rev   int64  // the create revision
+	lease clientv3.LeaseID
 }
 
 // parse reads an entry. The token of another library's entry is its create revision.
 func (b *Backend) parse(kv *mvccpb.KeyValue) (e entry, ok bool) {
-	e = entry{key: string(kv.Key), rev: kv.CreateRevision, fence: uint64(kv.CreateRevision)}
+	e = entry{key: string(kv.Key), rev: kv.CreateRevision, lease: clientv3.LeaseID(kv.Lease), fence: uint64(kv.CreateRevision)}
 	name, ok := strings.CutPrefix(e.key, b.opt.Path)
 	end := strings.IndexByte(name, '/')
 	if !ok || end <= 0 {
