@@ -185,7 +185,7 @@ func (l *lease) decide(ctx context.Context, kind eventKind, ttl time.Duration, u
 	if !l.bid.certain() {
 		out.wait, out.deaf = max(l.bid.due.Sub(e.now), 1), l.bid.stage == quieting // in bubbles of synctest, timers that are due at once crash the race detector
 	}
-	return out, l.says(ctx, out.verdict, cause, e.now)
+	return out, l.says(out.verdict, cause, e.now)
 }
 
 // nowAndJumps returns the time, and how often the clock had jumped by then.

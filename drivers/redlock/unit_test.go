@@ -256,16 +256,27 @@ func TestAMinoritysVerdictDoesNotLeak(t *testing.T) {
 	x := func() driver.Backend { return held("x/1", 0) }
 	dead := func() driver.Backend { return say(0, errDown) }
 	anything := driver.HeldError{RetryAfter: -1}
+	each := func(of driver.HeldError, others ...driver.Backend) []driver.Backend { // different times
+		for _, n := range []time.Duration{4, 1, 3} {
+			h := of
+			h.RetryAfter, h.PollAfter, h.Server = n*time.Minute, n*time.Second, "one"
+			others = append(others, say(time.Millisecond, &h))
+		}
+		return others
+	}
 	for name, c := range map[string]struct {
 		nodes []driver.Backend
 		want  any // an error, or what a *driver.HeldError says: any, if its RetryAfter is -1; nil: neither held nor refused
 	}{
-		"two held, the rest down":  {[]driver.Backend{x(), x(), down(), down(), down()}, nil},
-		"two refused":              {[]driver.Backend{refused, loading, down(), down(), down()}, nil},
-		"three held by one":        {[]driver.Backend{x(), held("x/2", 0), held("x/1|77", 0), down(), down()}, driver.HeldError{Holder: "x", RetryAfter: time.Minute}},
-		"three held by three":      {[]driver.Backend{x(), held("y/2", 0), held("z/1", 0), down(), down()}, nil},
-		"three refused":            {[]driver.Backend{refused, loading, say(0, &driver.RefusedError{Reason: "no"}), x(), down()}, driver.ErrRefused},
-		"half of four held by one": {[]driver.Backend{x(), x(), down(), down()}, anything},
+		"two held, the rest down":       {[]driver.Backend{x(), x(), down(), down(), down()}, nil},
+		"two refused":                   {[]driver.Backend{refused, loading, down(), down(), down()}, nil},
+		"three held by one":             {[]driver.Backend{x(), held("x/2", 0), held("x/1|77", 0), down(), down()}, driver.HeldError{Holder: "x", RetryAfter: time.Minute}},
+		"three held by three":           {[]driver.Backend{x(), held("y/2", 0), held("z/1", 0), down(), down()}, nil},
+		"three refused":                 {[]driver.Backend{refused, loading, say(0, &driver.RefusedError{Reason: "no"}), x(), down()}, driver.ErrRefused},
+		"half of four held by one":      {[]driver.Backend{x(), x(), down(), down()}, anything},
+		"held, at different times":      {each(driver.HeldError{Holder: "x/1"}, dead(), dead()), driver.HeldError{Holder: "x", RetryAfter: 4 * time.Minute, PollAfter: time.Second}},
+		"kept, at different times":      {each(driver.HeldError{ReservedForWaiter: true}, memory.New(), memory.New()), driver.HeldError{ReservedForWaiter: true, RetryAfter: time.Minute, PollAfter: time.Second}},
+		"held, nobody knows until when": {[]driver.Backend{say(0, &driver.HeldError{Holder: "x"}), x(), say(0, &driver.HeldError{Holder: "x"}), x(), down()}, driver.HeldError{Holder: "x"}},
 
 		"all kept":                    {[]driver.Backend{kept(), kept(), kept(), kept(), kept()}, driver.HeldError{ReservedForWaiter: true, RetryAfter: 30 * time.Millisecond}},
 		"a few have not heard of it":  {[]driver.Backend{x(), kept(), kept(), kept(), kept()}, driver.HeldError{ReservedForWaiter: true, RetryAfter: 30 * time.Millisecond}},
@@ -281,7 +292,8 @@ func TestAMinoritysVerdictDoesNotLeak(t *testing.T) {
 				var h *driver.HeldError
 				switch want := c.want.(type) {
 				case driver.HeldError:
-					if !errors.As(err, &h) || want != anything && h.Holder != want.Holder || h.ReservedForWaiter != want.ReservedForWaiter || want.RetryAfter >= 0 && h.RetryAfter != want.RetryAfter {
+					if !errors.As(err, &h) || want != anything && h.Holder != want.Holder || h.ReservedForWaiter != want.ReservedForWaiter || want.RetryAfter >= 0 && h.RetryAfter != want.RetryAfter ||
+						want.PollAfter != h.PollAfter || h.Server != "" {
 						t.Errorf("got %v: %+v", err, h)
 					}
 				case error:
@@ -332,7 +344,30 @@ func TestClocksThatDisagreeDoNotCount(t *testing.T) {
 		if len(notices) == 0 || notices[0].Kind != quorum.NoticeClockSkew {
 			t.Errorf("notices: %v", notices)
 		}
+
+		servers, nodes = simNodes(append(make([]network, 4), network{delay: time.Second}, network{delay: time.Second}, network{delay: time.Second})...)
+		for i, ahead := range []time.Duration{7, 0, 3, 1} {
+			servers[i].step(ahead * time.Hour)
+		}
+		_, err = opened(t, nodes, &Options{Guard: -1}).Acquire(t.Context(), request1("k", "three", time.Second))
+		for _, part := range []string{"they are 7h0m0s apart", "clock is 3h0m0s behind", "clock is 2h0m0s ahead", "clock is 2h0m0s behind"} {
+			if !strings.Contains(fmt.Sprint(err), part) {
+				t.Errorf("the error lacks %q: %v", part, err)
+			}
+		}
 	})
+}
+
+// The number of an attempt is no part of the owner's name.
+func TestAllAttemptsOfARequestAreOneOwner(t *testing.T) {
+	for holder, want := range map[string]string{
+		"x/1": "x", "x/9z|7": "x", "a/b/zzzzzz": "a/b", "x|7": "x",
+		"/1": "/1", "x/": "x/", "x/1234567": "x/1234567", "x/A": "x/A", "x": "x",
+	} {
+		if got := requester(holder); got != want {
+			t.Errorf("%s is of %s, want %s", holder, got, want)
+		}
+	}
 }
 
 // hasty is a node with a call timeout of its own.

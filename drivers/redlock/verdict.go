@@ -2,7 +2,6 @@ package redlock
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -18,16 +17,14 @@ import (
 // skewPause is the pause before trying again after clocks disagreed.
 const skewPause = time.Second
 
-// says returns the error for a verdict: nil if the verdict is none, or no error. l.mu is held.
-func (l *lease) says(ctx context.Context, v verdict, cause error, now boot.Instant) error {
+// says returns the error for a verdict: nil if the verdict is none, or no error. cause is why the
+// caller ended the wait. l.mu is held.
+func (l *lease) says(v verdict, cause error, now boot.Instant) error {
 	since := now.Sub(l.bid.start).Round(time.Microsecond)
 	switch v {
 	case open, won, extended:
 		return nil
 	case interrupted:
-		if cause == nil {
-			cause = driver.ContextErr(ctx)
-		}
 		return cause
 	case invalid:
 		return l.firstRefusal(func(err error) bool { return errors.Is(err, driver.ErrInvalid) })
