@@ -42,22 +42,20 @@ const offsetLife = 2 * time.Minute
 // the request was sent. learn reports once if the node has other terms than this client's
 // options.
 func (b *Backend) learn(n *node, r reading, terms *quorum.Terms, jumps int64) {
-	if r.known && n.note(r, terms, jumps) && *terms != b.terms {
+	if !r.known {
+		return
+	}
+	n.clockMu.Lock()
+	n.clock, n.jumps = r, jumps
+	was := n.terms
+	if terms != nil {
+		n.terms, n.termsAt, n.remembers = *terms, r.sent, true
+	}
+	is := n.terms
+	n.clockMu.Unlock()
+	if is != was && is != b.terms {
 		b.notify(driver.Notice{Kind: quorum.NoticeTerms, Node: n.name, Detail: fmt.Sprintf("the node holds all clients to its own terms, %s, and this client has %s (change the nodes' terms with dlock bootstrap --changed, or this client's options)", shown(terms), shown(&b.terms))})
 	}
-}
-
-// note reports whether the node's terms are new.
-func (n *node) note(r reading, terms *quorum.Terms, jumps int64) bool {
-	n.clockMu.Lock()
-	defer n.clockMu.Unlock()
-	n.clock, n.jumps = r, jumps
-	if terms == nil {
-		return false
-	}
-	was := n.terms
-	n.terms, n.termsAt, n.remembers = *terms, r.sent, true
-	return *terms != was
 }
 
 // remembered returns the node's last known terms. Terms that permit more apply only after every

@@ -626,6 +626,7 @@ func TestListFindsWhatAMajorityHolds(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			defer cancel()
 			var keys []string
+			began := time.Now()
 			err := without(down...).List(ctx, "not ", func(st *driver.State) bool {
 				if len(st.Holders) != 1 || st.Holders[0].Owner != "web/"+st.Key || len(st.Nodes) != 3 {
 					t.Errorf("List yields %+v", st)
@@ -639,6 +640,9 @@ func TestListFindsWhatAMajorityHolds(t *testing.T) {
 				return true
 			})
 			drivertest.Must(t, err)
+			if took := time.Since(began); took > 500*time.Millisecond {
+				t.Errorf("without the nodes %v List took %v", down, took)
+			}
 			if slices.Sort(keys); !slices.Equal(keys, want) {
 				t.Errorf("without the nodes %v List yields %q, want %q", down, keys, want)
 			}
