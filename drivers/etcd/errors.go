@@ -56,14 +56,6 @@ func definite(err error) bool {
 // answered reports whether err is a server's answer, nil or not.
 func answered(err error) bool { return err == nil || definite(err) }
 
-// unanswered returns the errors that are no answers.
-func unanswered(err error) error {
-	if answered(err) {
-		return nil
-	}
-	return err
-}
-
 // explain turns the client's error into this driver's: a refusal, or an unknown outcome.
 func (b *Backend) explain(err error) error {
 	answer := status.Convert(err).Message()

@@ -471,7 +471,8 @@ func on(t testing.TB, g *server.Group, timeout time.Duration, options ...grpc.Di
 }
 
 // TestALateReleaseFreesNoOtherLock: a release has no answer, is sent again, and arrives when the key has
-// another holder, with the same etcd lease.
+// another holder, with the same etcd lease. After many of them locks use another lease, since its names
+// cannot be used again.
 func TestALateReleaseFreesNoOtherLock(t *testing.T) {
 	t.Parallel()
 	g := single(t)
@@ -484,15 +485,22 @@ func TestALateReleaseFreesNoOtherLock(t *testing.T) {
 		}
 		return send()
 	})
-	for range 3 {
+	var first clientv3.LeaseID
+	for i := range 101 {
 		late = nil
 		drivertest.Release(t, drivertest.Grant(t, b, drivertest.NewRequest("k", time.Minute)))
+		if i == 0 {
+			first = b.Lease()
+		}
 		l := drivertest.Grant(t, b, drivertest.NewRequest("k", time.Minute))
 		must(t, late())
 		if _, err := l.Renew(t.Context(), &driver.Renewal{TTL: time.Minute}); err != nil {
 			t.Errorf("after a late release: %v", err)
 		}
 		drivertest.Release(t, l)
+	}
+	if b.Lease() == first {
+		t.Error("101 late releases have one lease")
 	}
 }
 

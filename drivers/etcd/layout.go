@@ -62,6 +62,12 @@ func excluders(path string, mode driver.Mode) []span {
 	return []span{{all.from, all.from + read}, {all.from + readEnd, all.to}}
 }
 
+// numbers tell the entries of a session apart that have a key and a mode in common.
+type numbers struct {
+	last int
+	free []int // of those up to last
+}
+
 // name returns the key of a new entry, which no other entry of the session has. Those of earlier entries
 // are used again: etcd looks at all keys that ever were in a queue, until its history is compacted.
 func (s *session) name(path string, mode driver.Mode) string {
@@ -71,20 +77,31 @@ func (s *session) name(path string, mode driver.Mode) string {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for n := 1; ; n++ {
-		key := path + "/" + kind + strconv.FormatInt(int64(s.id), 16) + "." + strconv.Itoa(n)
-		if !s.names[key] {
-			s.names[key] = true
-			return key
-		}
+	begin := path + "/" + kind + strconv.FormatInt(int64(s.id), 16) + "."
+	x := s.names[begin]
+	if x == nil {
+		x = &numbers{}
+		s.names[begin] = x
 	}
+	if len(x.free) == 0 {
+		x.last++
+		x.free = append(x.free, x.last)
+	}
+	n := x.free[len(x.free)-1]
+	x.free = x.free[:len(x.free)-1]
+	return begin + strconv.Itoa(n)
 }
 
 // free lets another entry have this key. No request that makes or deletes this entry is under way.
 func (s *session) free(key string) {
+	begin := key[:strings.LastIndexByte(key, '.')+1]
+	n, _ := strconv.Atoi(key[len(begin):]) // as name has made it
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.names, key)
+	x := s.names[begin]
+	if x.free = append(x.free, n); len(x.free) == x.last {
+		delete(s.names, begin) // none is used
+	}
 }
 
 // An entry is a stored owner.

@@ -65,12 +65,12 @@ func (l *lease) release(call *base.Call) error {
 	return l.b.explain(err)
 }
 
-// abandon deletes the entry in the background, until a server has answered or Close gives up: the
-// session may go on for other locks. It ends what join began.
+// abandon deletes the entry in the background, also if servers refuse that for a while, until it is
+// deleted or Close gives up: the session may go on for other locks. It ends what join began.
 func (p *place) abandon() {
 	left := *p
 	p.b.calls.Undo(time.Time{}, func(call *base.Call) error {
-		err := unanswered(left.remove(call))
+		err := left.remove(call)
 		if err == nil {
 			left.s.leave()
 		}
@@ -91,7 +91,12 @@ func (p *place) remove(call *base.Call) error {
 		x.least = p.doubt.expected + 1
 	}
 	sure, err := p.b.do(call, x)
-	p.late = p.late || !sure
+	if !sure && !p.late {
+		p.late = true // its name cannot be used again
+		if p.s.late.Add(1) > mostLate {
+			p.s.retire()
+		}
+	}
 	if err == nil && !p.late {
 		p.s.free(p.key)
 	}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -203,6 +204,30 @@ func TestALateRequestMakesNoLock(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestAnAttemptIsUndoneByABusyServer: the servers refuse the undoing for a while.
+func TestAnAttemptIsUndoneByABusyServer(t *testing.T) {
+	t.Parallel()
+	var sent, undone atomic.Int64
+	ctx, giveUp := context.WithCancel(t.Context())
+	b := with(t, single(t), func(ctx context.Context, method string, req, reply any, c *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+		if moves(req) != 0 && sent.Add(1) == 1 {
+			must(t, invoke(ctx, method, req, reply, c, opts...))
+			giveUp()
+			return status.Error(codes.Unavailable, "no answer")
+		}
+		if deletes(req) && undone.Add(1) <= 2 {
+			return rpctypes.ErrGRPCRequestTooManyRequests
+		}
+		return invoke(ctx, method, req, reply, c, opts...)
+	})
+	if _, err := b.Acquire(ctx, drivertest.NewRequest("k", time.Minute)); drivertest.Verdict(err) == "granted" {
+		t.Fatal("the attempt that was given up was granted")
+	}
+	r := drivertest.NewRequest("k", time.Minute)
+	r.Wait = true
+	drivertest.Release(t, drivertest.Grant(t, b, r))
 }
 
 // TestAnAttemptThatLeavesABatchIsUndoneAfterIt: the batch is sent again, with another base, when the

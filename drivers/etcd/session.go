@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -18,15 +19,19 @@ import (
 type session struct {
 	base.Session
 	b       *Backend
-	seconds int64      // its TTL
-	keeping base.Joint // the request that grants it, or keeps it alive
+	seconds int64        // its TTL
+	keeping base.Joint   // the request that grants it, or keeps it alive
+	late    atomic.Int64 // names that cannot be used again
 
 	mu    sync.Mutex
-	names map[string]bool  // keys of entries that are there, or may come
-	id    clientv3.LeaseID // 0: it is not granted yet
-	start time.Time        // before the request to grant it, or to keep it alive
-	term  uint64           // the leader's, at the last keep-alive; 0: none since the grant
+	names map[string]*numbers // of entries that are there, or may come, by what their keys begin with
+	id    clientv3.LeaseID    // 0: it is not granted yet
+	start time.Time           // before the request to grant it, or to keep it alive
+	term  uint64              // the leader's, at the last keep-alive; 0: none since the grant
 }
+
+// mostLate is how many names a session loses before another one takes its place.
+const mostLate = 100
 
 // seconds rounds a TTL up to whole seconds, as etcd counts it.
 func seconds(ttl time.Duration) int64 { return int64(math.Ceil(ttl.Seconds())) }
@@ -34,7 +39,7 @@ func seconds(ttl time.Duration) int64 { return int64(math.Ceil(ttl.Seconds())) }
 // join returns the session for a lock. The caller calls keep, and in the end leave.
 func (b *Backend) join(ttl time.Duration) *session {
 	n := seconds(ttl)
-	return b.sessions.Join(int(n), func() *session { return &session{b: b, seconds: n, names: map[string]bool{}} })
+	return b.sessions.Join(int(n), func() *session { return &session{b: b, seconds: n, names: map[string]*numbers{}} })
 }
 
 func (s *session) leave()  { s.b.sessions.Leave(s) }
@@ -51,7 +56,9 @@ func (s *session) run(ctx context.Context) {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.b.opt.CallTimeout)
 	defer cancel()
-	_ = s.revoke(ctx) // else it ends by itself
+	_, _, _ = call(ctx, s.b, func(ctx context.Context, c *clientv3.Client) (*clientv3.LeaseRevokeResponse, error) {
+		return c.Revoke(ctx, s.id) // else it ends by itself
+	})
 }
 
 // keep gets the lease, or extends it, unless that was done within this time. Callers that meet share a
@@ -117,12 +124,4 @@ func (s *session) ended() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return time.Since(s.start) > time.Duration(s.seconds)*time.Second
-}
-
-// revoke ends the lease, with all entries that are or will be attached to it.
-func (s *session) revoke(ctx context.Context) error {
-	_, _, err := call(ctx, s.b, func(ctx context.Context, c *clientv3.Client) (*clientv3.LeaseRevokeResponse, error) {
-		return c.Revoke(ctx, s.id)
-	})
-	return unanswered(err)
 }
