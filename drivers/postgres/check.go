@@ -3,7 +3,6 @@ package postgres
 import (
 	"cmp"
 	"context"
-	"crypto/tls"
 	"errors"
 	"strings"
 	"time"
@@ -23,11 +22,7 @@ func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 	err := b.inspect(ctx, func(ctx context.Context, conn *pgx.Conn) error {
 		c.pc = conn.PgConn()
 		if hosts := inClear(conn.Config()); len(hosts) > 0 {
-			d := c.Add("password-in-clear", driver.SeverityWarning, "set sslmode=verify-full with sslrootcert, or at least sslmode=require", "sslmode lets a connection to %s go without TLS, where the password may be sent in clear", strings.Join(hosts, ", "))
-			d.Measured = "this connection has TLS"
-			if _, ok := c.pc.Conn().(*tls.Conn); !ok {
-				d.Measured = "this connection has no TLS"
-			}
+			c.Add("password-in-clear", driver.SeverityWarning, "set sslmode=verify-full with sslrootcert, or at least sslmode=require", "sslmode lets a connection to %s go without TLS, where the password may be sent in clear", strings.Join(hosts, ", "))
 		}
 		err := c.accepted(ctx)
 		if err == nil || errors.Is(err, driver.ErrRefused) { // other causes may lie behind the first

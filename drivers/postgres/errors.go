@@ -16,8 +16,6 @@ import (
 const (
 	codeLockTimeout = "55P03"
 	codePermission  = "42501"
-	codeExists      = "42P07"
-	codeDuplicate   = "23505"
 	codeNoSchema    = "3F000"
 )
 

@@ -176,8 +176,6 @@ func (b *Backend) createFence(ctx context.Context, pc *pgconn.PgConn, f fenceSta
 		return err
 	}
 	switch e.Code {
-	case codeExists, codeDuplicate: // another session has just made it
-		return nil
 	case codePermission:
 		return fix("there is no sequence "+b.sequence()+" for the fencing tokens, and the role may not create it (fencing=off does not need it)", b.SetupSQL(f.role))
 	case codeNoSchema:
