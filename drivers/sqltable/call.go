@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -95,7 +96,8 @@ func (c *call) leaveSlot(abandoned bool) {
 func (c *call) change(f func(ctx context.Context, conn *sql.Conn) error) error {
 	err := c.do(f)
 	if refusal := (*driver.RefusedError)(nil); c.repeated && errors.As(err, &refusal) {
-		return c.Failed(fmt.Errorf("%w; before, the connection broke under the same statement, which may have taken effect", refusal.Err))
+		why := strings.TrimPrefix(refusal.Reason, c.b.info.Name+": ")
+		return c.Failed(fmt.Errorf("%s: %w; before, the connection broke under the same statement, which may have taken effect", why, refusal.Err))
 	}
 	return err
 }
