@@ -72,7 +72,7 @@ func (*Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	if strings.Contains(p.Passed("host"), ",") { // a silent host leaves time for the others
+	if pgurl.Several(pc) { // a silent host leaves time for the others
 		if share := connectTimeout / time.Duration(1+len(pc.Fallbacks)); pc.ConnectTimeout == 0 || pc.ConnectTimeout > share {
 			pc.ConnectTimeout = share
 		}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -60,8 +61,7 @@ func (u *URL) Passed(name string) string { return u.settings[name] }
 // I/O. An empty password is that of the URL; neither goes through pgx's parser. Of pgx's errors, which
 // begin with the connection string, it quotes the cause alone. Of several hosts pgx looks for the primary.
 func (u *URL) Config(password string) (*pgx.ConnConfig, error) {
-	several := strings.Count(u.settings["host"], ",")
-	if n := strings.Count(u.settings["port"], ","); n > 0 && n != several {
+	if n := strings.Count(u.settings["port"], ","); n > 0 && n != strings.Count(u.settings["host"], ",") {
 		return nil, driver.Invalid(`parameter "port"`, "must be one number, or as many as there are hosts")
 	}
 	var b strings.Builder
@@ -86,10 +86,15 @@ func (u *URL) Config(password string) (*pgx.ConnConfig, error) {
 		f.SetMaxBodyLen(MaxBody)
 		return f
 	}
-	if several > 0 && c.ValidateConnect == nil {
+	if Several(c) && c.ValidateConnect == nil {
 		c.ValidateConnect = pgconn.ValidateConnectTargetSessionAttrsPrimary
 	}
 	return c, nil
+}
+
+// Several reports whether a configuration names several hosts, which may be those of the environment.
+func Several(c *pgx.ConnConfig) bool {
+	return slices.ContainsFunc(c.Fallbacks, func(f *pgconn.FallbackConfig) bool { return f.Host != c.Host || f.Port != c.Port })
 }
 
 // MaxBody is the greatest length of a message of the server that is read: a server that is not
