@@ -44,7 +44,7 @@ func (s *suite) queueShared(t *testing.T) {
 	reader, writer := "r"+srv.Addr(), srv.Addr()
 	newcomer := &waiter{Backend: s.open(t, s.url(srv.Addr(), "")), mode: driver.Shared}
 	l := s.lock(t, newcomer.Backend, theLock, time.Minute)
-	ws := s.queue(t, srv, reader, reader, writer, reader, writer, gone.Addr(), reader)
+	ws := s.queue(t, time.Minute, srv, reader, reader, writer, reader, writer, gone.Addr(), reader)
 	grant := func(i int) driver.Lease {
 		t.Helper()
 		awake(t, ws[i].wake)

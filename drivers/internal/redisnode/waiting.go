@@ -55,6 +55,7 @@ type waitQueue struct {
 	mu          sync.Mutex
 	places      uint64 // number of places taken so far
 	trip        time.Duration
+	least, most time.Duration          // that the lock is kept for a place
 	topics      map[string]*topic      // by key
 	subscribers map[string]*subscriber // by shard
 	allowed     bool                   // the server keeps wait queues
@@ -99,7 +100,7 @@ func reads(place string) bool {
 }
 
 func newWaitQueue(n *Node) *waitQueue {
-	return &waitQueue{node: n, topics: map[string]*topic{}, subscribers: map[string]*subscriber{}}
+	return &waitQueue{node: n, least: leastKept, most: mostKept, topics: map[string]*topic{}, subscribers: map[string]*subscriber{}}
 }
 
 // Watch signals when key may have become free. All waiters of a backend share one subscription. If the
@@ -362,7 +363,7 @@ func (q *waitQueue) takePlace(key string, shared bool) (place string, since int6
 	}
 	if p.name == "" {
 		q.places++
-		kept := min(max(keptTrips*q.trip, leastKept), mostKept)
+		kept := min(max(keptTrips*q.trip, q.least), q.most)
 		p.name = t.server.id + mode + strconv.FormatUint(q.places, 10) + "." + strconv.FormatInt(kept.Milliseconds(), 10)
 		t.stop()
 	}
@@ -448,7 +449,7 @@ func (q *waitQueue) told(s *subscriber, payload string) {
 			t.wake()
 			return
 		}
-		kept := min(max(time.Duration(ms)*time.Millisecond, leastKept), mostKept)
+		kept := min(max(time.Duration(ms)*time.Millisecond, q.least), q.most)
 		q.remind(t, kept+mathrand.N(kept/4))
 	case ms == 0:
 		q.passOn(key, place) // its waiter left: the next waiter must not lose time

@@ -14,6 +14,7 @@ import (
 
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/goredis"
 	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 	"github.com/redlock-go/redlock/redlocktest/fault"
 	"github.com/redlock-go/redlock/redlocktest/server"
@@ -276,13 +277,15 @@ func (s *suite) asks(t testing.TB, w *waiter) (driver.Lease, *driver.HeldError) 
 	return l, held
 }
 
-// queue lets backends on addrs wait for a lock that is held, one after the other; a reader's begins with r.
-func (s *suite) queue(t testing.TB, srv *server.Server, addrs ...string) []*waiter {
+// queue lets backends on addrs wait for a lock that is held, one after the other; a reader's begins with r. The
+// lock is kept for each for that long: if a busy machine let that time pass, whoever leaves would pass the lock on.
+func (s *suite) queue(t testing.TB, kept time.Duration, srv *server.Server, addrs ...string) []*waiter {
 	t.Helper()
 	ws := make([]*waiter, len(addrs))
 	for i, addr := range addrs {
 		addr, reads := strings.CutPrefix(addr, "r")
 		w := &waiter{Backend: s.open(t, s.url(addr, ""))}
+		w.Backend.(*goredis.Backend).KeepFor(kept)
 		if reads {
 			w.mode = driver.Shared
 		}
@@ -338,7 +341,7 @@ func (s *suite) inQueue(t testing.TB, srv *server.Server, want []*waiter) {
 func (s *suite) queueOrder(t *testing.T) {
 	srv := server.StartFor(t, s.kind)
 	l := s.lock(t, s.open(t, s.url(srv.Addr(), "")), theLock, time.Minute)
-	ws := s.queue(t, srv, slices.Repeat([]string{srv.Addr()}, 5)...)
+	ws := s.queue(t, time.Minute, srv, slices.Repeat([]string{srv.Addr()}, 5)...)
 	for _, w := range ws { // a waiter that asks again keeps its one place
 		_, _ = s.asks(t, w)
 	}
@@ -377,7 +380,7 @@ func (s *suite) queueDead(t *testing.T) {
 	srv := server.StartFor(t, s.kind)
 	gone, silent := fault.NewProxy(t, srv.Addr()), fault.NewProxy(t, srv.Addr())
 	l := s.lock(t, s.open(t, s.url(srv.Addr(), "")), theLock, time.Minute)
-	ws := s.queue(t, srv, gone.Addr(), silent.Addr(), srv.Addr(), srv.Addr())
+	ws := s.queue(t, 30*time.Millisecond, srv, gone.Addr(), silent.Addr(), srv.Addr(), srv.Addr())
 	kill(t, srv, gone, ws[0])
 	silent.Pause()
 	unlock(t, l)
@@ -407,7 +410,7 @@ func (s *suite) queueDead(t *testing.T) {
 func (s *suite) queueLeaves(t *testing.T) {
 	srv := server.StartFor(t, s.kind)
 	l := s.lock(t, s.open(t, s.url(srv.Addr(), "")), theLock, time.Minute)
-	ws := s.queue(t, srv, slices.Repeat([]string{srv.Addr()}, 5)...)
+	ws := s.queue(t, time.Minute, srv, slices.Repeat([]string{srv.Addr()}, 5)...)
 	ws[1].leave()
 	eventually(t, func() error {
 		_, _ = s.asks(t, ws[0]) // the other places stay in the queue

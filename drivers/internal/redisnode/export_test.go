@@ -1,0 +1,10 @@
+package redisnode
+
+import "time"
+
+// KeepFor lets the lock be kept for the waiters of n for this long, however busy the machine is.
+func (n *Node) KeepFor(d time.Duration) {
+	n.queue.mu.Lock()
+	defer n.queue.mu.Unlock()
+	n.queue.least, n.queue.most = d, d
+}
