@@ -177,11 +177,10 @@ func (b *Backend) acquire(ctx context.Context, w *want, wait bool) (*lease, erro
 	}
 	if !wait || seen == nil {
 		l, err := b.try(ctx, w)
-		if !errors.Is(err, driver.ErrHeld) {
+		var held *driver.HeldError // on the heap, unlike seen
+		if !errors.As(err, &held) {
 			return l, err
 		}
-		var held *driver.HeldError // on the heap, unlike seen
-		errors.As(err, &held)
 		seen = held
 		b.heat(w, seen, 0)
 	}
