@@ -357,8 +357,8 @@ func (s *stress) done() bool {
 // it cannot come.
 func (s *stress) lacking() (why string, hopeless bool) {
 	// A call without an answer is explained by anything.
-	if n, unknown := s.ops.Load(), s.unknowns.Load(); unknown > n*2/3 {
-		return fmt.Sprintf("too few answers: %d of %d calls had none", unknown, n), false
+	if s.unanswered(3) {
+		return fmt.Sprintf("too few answers: %d of %d calls had none", s.unknowns.Load(), s.ops.Load()), false
 	}
 	attempts, refusals := s.attempts.Load(), s.refusals.Load()
 	if least := max(attempts/50, 1); attempts < 20 || refusals < least {
@@ -371,6 +371,9 @@ func (s *stress) lacking() (why string, hopeless bool) {
 	defer s.mu.Unlock()
 	return withoutEffect(s.faultCounts())
 }
+
+// unanswered reports whether less than one call in so many had an answer.
+func (s *stress) unanswered(n int64) bool { return s.unknowns.Load() > s.ops.Load()*(n-1)/n }
 
 func (s *stress) tellProgress(over <-chan struct{}) {
 	if s.o.Progress == nil {
