@@ -124,7 +124,7 @@ func erode(t *testing.T, ttl time.Duration, waiters int) (starved bool) {
 	others := scripts() - before - len(c.servers)*int(renewals.Load()-renewed)
 	rate := float64(others) / time.Since(began).Seconds() / float64(waiters)
 	t.Logf("a waiting process ran %.2f scripts a second", rate)
-	if rate*ttl.Seconds() > 12 { // about 5: an attempt each time that the lease would have ended, and one or two at each stop
+	if rate*ttl.Seconds() > 9 { // 3 to 6.3, the most with 16 waiters: an attempt each time that the lease would have ended, and one or two at each stop
 		t.Errorf("a waiting process ran %.1f scripts a second", rate)
 	}
 	return false

@@ -180,7 +180,7 @@ func TestEveryRuleOfHealingIsNeeded(t *testing.T) {
 
 // A node whose release failed in a split vote is not free: it is released again in the end.
 func TestANodeWhoseReleaseFailedIsNotFree(t *testing.T) {
-	s := scenario{bids: 3, proposal: alike, rounds: 1, brief: true, keeps: true, faults: faults{lose: 1}}
+	s := scenario{bids: 3, proposal: alike, rounds: 1, keeps: true, faults: faults{lose: 1}}
 	known := replay(s, (*bid).step, "aA0 aB0 aC0 fC0 fB1 fA0 gA0 fA1 fA2 gA2 gA1 bA0 hA2 kA2 bA0 bA0")
 	if known.problem != "" {
 		t.Errorf("%s\n%s", known.problem, chart(s, (*bid).step, known.path))
