@@ -57,11 +57,8 @@ func (t *releasing) giveBackTo(before int64) {
 func (t *releasing) args(p *process, args []string) []string {
 	n := t.node
 	args = append(args, n.tells(), t.value, n.waiterChannels)
-	if t.place != "" {
-		return append(args, t.place)
-	}
 	silent := ""
-	if left, _ := n.gap(p); left > 0 || t.silent {
+	if left, _ := n.gap(p); left > 0 && t.place == "" || t.silent {
 		silent = "silent"
 	}
 	switch {
@@ -72,7 +69,9 @@ func (t *releasing) args(p *process, args []string) []string {
 		}
 		args = append(args, "", silent, before)
 	case silent != "":
-		args = append(args, "", silent)
+		args = append(args, t.place, silent)
+	case t.place != "":
+		args = append(args, t.place)
 	}
 	return args
 }

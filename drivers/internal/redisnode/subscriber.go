@@ -87,7 +87,10 @@ func (q *waitQueue) drop(s *subscriber) {
 }
 
 // listener is its entry in a queue without a place there.
-func (s *subscriber) listener() string { return s.id + ".0.0" }
+func (s *subscriber) listener() string { return s.id + listens }
+
+// listens is the end of a listener's name.
+const listens = ".0.0"
 
 // proven reports whether messages surely arrive, because the connection has answered lately. The caller
 // holds q.mu.

@@ -418,11 +418,14 @@ func (q *waitQueue) leaveQueue(t *topic) {
 	}
 }
 
-// passOn gives a place up, in the background, and passes the lock on if it is reserved for it.
+// passOn gives a place up, in the background, and passes the lock on if it is reserved for it, or free. No
+// release has told a listener alone, so its request may come late, and then it must not let in the next one.
 func (q *waitQueue) passOn(key, place string) {
 	n := q.node
 	n.work.Go(func() {
-		_ = n.release(context.Background(), key, "", place, reads(place)) // else it ends by itself
+		t := n.releasing(n.names.Texts(key, "", 0), "", place, reads(place))
+		t.silent = strings.HasSuffix(place, listens)
+		_, _ = t.do(context.Background()) // else it ends by itself
 	})
 }
 

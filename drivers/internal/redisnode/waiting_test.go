@@ -439,6 +439,21 @@ func (s *suite) queueLeaves(t *testing.T) {
 	if _, err := srv.Do("DEL", theLock); err != nil { // the moment for which it was kept is over
 		t.Fatal(err)
 	}
+	// One without a place has nothing to pass on, however late its request is.
+	queued := func() []any { return do(t, srv, "ZRANGE", theQueue, "0", "-1").([]any) }
+	before := queued()
+	ctx, cancel := context.WithCancel(t.Context())
+	_ = watch(t, ctx, s.open(t, s.url(srv.Addr(), "")), theLock)
+	after := queued()
+	i := slices.IndexFunc(after, func(p any) bool { return !slices.Contains(before, p) })
+	cancel()
+	eventually(t, func() error {
+		if slices.Contains(queued(), after[i]) {
+			return fmt.Errorf("%v is still in the queue", after[i])
+		}
+		return nil
+	})
+	s.inQueue(t, srv, ws[3:])
 	ws[0].leave()
 	told(3)
 	if _, err := srv.Do("SET", theLock, "redlock1:next|1|"+ws[3].place, "PX", "60000"); err != nil { // or is not
