@@ -55,9 +55,9 @@
 //
 //	<prefix>redlock1:fence:{<prefix><key>}
 //
-// It expires two minutes plus the TTL after the lock was last taken or renewed; with a restart
-// guard, two guards plus a minute plus the TTL. A few hundred bytes per server, or per used
-// slot of a Cluster,
+// It expires 130 seconds plus the TTL after the lock was last taken or renewed; on a node of a
+// quorum with a restart guard over 35 seconds, two guards plus a minute plus the TTL. A few hundred
+// bytes per server, or per used slot of a Cluster,
 //
 //	<prefix>redlock1:mark
 //
@@ -101,9 +101,11 @@
 //
 // Some rights may be missing. Without INFO a restart of the server goes unnoticed, and there is
 // no restart guard (which also needs Redis 7, because Redis 6 keeps scripts over a restart).
-// Without pub/sub, or without the wait queue (+zadd +zpopmin +zrem +zrange), waiters poll, and one
-// notice says so, and shared mode is refused. Without MGET and EXISTS each request is a script of its own. SELECT is only for databases other than 0. The sentinels' own user needs
-// +sentinel +subscribe.
+// Without SUBSCRIBE, or without the wait queue (+zadd +zpopmin +zrem +zrange), waiters poll, and one
+// notice says so. Without PUBLISH alone they learn of no release, and ask when the TTL ends or a
+// minute has passed: dlock doctor tells. Without the wait queue shared mode is refused. Without MGET
+// and EXISTS each request is a script of its own. SELECT is only for databases other than 0. The
+// sentinels' own user needs +sentinel +subscribe.
 //
 // # Waiting
 //
