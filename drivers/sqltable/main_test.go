@@ -209,7 +209,6 @@ func TestDialects(t *testing.T) {
 				{"row locked", rowLocked, withServer},
 				{"odd names", oddNames, nil},
 				{"odd tables", oddTables, nil},
-				{"escaped bytes", escapedBytes, onPostgres},
 				{"clients", clients, nil},
 				{"set up by many", setUpByMany, nil},
 				{"foreign values", foreignValues, nil},
@@ -241,8 +240,6 @@ func withServer(p *place) bool { return p.server != nil }
 
 // onMySQL: the test needs what only MySQL has, or one server is enough for it.
 func onMySQL(p *place) bool { return p.dialect == sqltable.MySQL }
-
-func onPostgres(p *place) bool { return p.dialect == sqltable.Postgres }
 
 func request(key string) *driver.Request { return drivertest.NewRequest(key, time.Minute) }
 

@@ -334,21 +334,6 @@ func oddTables(t *testing.T, p *place) {
 	}
 }
 
-// PostgreSQL has two forms for bytes, and a database can choose the old one.
-func escapedBytes(t *testing.T, p *place) {
-	ready(t, p.open(t))
-	b := p.on(t, database(t, p.dsn[0], p.dsn[1]+"&bytea_output=escape&default_query_exec_mode=exec"), &sqltable.Options{Table: p.table, CallTimeout: 30 * time.Second})
-	must(t, b, request("k"))
-	var held *driver.HeldError
-	if _, err := b.Acquire(t.Context(), request("k")); !errors.As(err, &held) || held.Holder == "" {
-		t.Errorf("Acquire of a held key: %v", err)
-	}
-	found := 0
-	if err := b.List(t.Context(), "", func(*driver.State) bool { found++; return true }); err != nil || found != 1 {
-		t.Errorf("List: %d keys, %v", found, err)
-	}
-}
-
 // Many programs that start together make one table.
 func setUpByMany(t *testing.T, p *place) {
 	var wg sync.WaitGroup
@@ -518,6 +503,7 @@ func clients(t *testing.T, p *place) {
 		sqltable.Postgres: {
 			"", "&default_query_exec_mode=exec", "&default_query_exec_mode=simple_protocol", "&default_transaction_isolation=serializable",
 			"&default_transaction_isolation=repeatable%20read", "&timezone=Asia/Kathmandu", "&standard_conforming_strings=on",
+			"&bytea_output=escape&default_query_exec_mode=exec", // the old form of bytes
 		},
 		sqltable.SQLite: {"", "&_txlock=immediate", "&_pragma=synchronous(OFF)"},
 	}
@@ -535,8 +521,12 @@ func clients(t *testing.T, p *place) {
 				drivertest.Renew(t, l, time.Minute)
 			}
 			var held *driver.HeldError
-			if _, err := b.Acquire(t.Context(), request(key)); !errors.As(err, &held) || held.RetryAfter < 50*time.Second || held.RetryAfter > time.Minute {
+			if _, err := b.Acquire(t.Context(), request(key)); !errors.As(err, &held) || held.Holder == "" || held.RetryAfter < 50*time.Second || held.RetryAfter > time.Minute {
 				t.Errorf("%q: held, and yet: %v", more, err)
+			}
+			found := 0
+			if err := b.List(t.Context(), key, func(*driver.State) bool { found++; return true }); err != nil || found != 1 {
+				t.Errorf("%q: List has %d keys, %v", more, found, err)
 			}
 			if err := b.Break(t.Context(), key, driver.Holder{Fence: last}); err != nil {
 				t.Errorf("%q: Break: %v", more, err)
