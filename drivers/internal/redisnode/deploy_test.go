@@ -352,9 +352,6 @@ func (s *suite) allRights(t *testing.T) {
 		}
 		use(t, srv.Addr(), []*server.Server{srv})
 	})
-	if testing.Short() {
-		return // further rights need nine servers, whose start takes seconds
-	}
 	t.Run("Sentinel", func(t *testing.T) {
 		t.Parallel()
 		g := server.Sentinel(t, s.kind, user(rightsPrimary))

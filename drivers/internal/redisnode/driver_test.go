@@ -58,17 +58,18 @@ type test struct {
 }
 
 // The tests run in parallel: they mostly wait. Long ones come first. Those of an adapter depend on the client
-// library, and run over each on the server of its name, but with -short the costly ones over go-redis alone.
+// library, and run over each on the server of its name, but not the costly ones with -short: they start many
+// servers, or one for each of many cases.
 // Those of what the drivers share run over go-redis, on both kinds of server unless with -short.
 var (
 	costly = []test{
 		{"Failovers", (*suite).failovers},
 		{"Cluster", (*suite).cluster},
 		{"RightsThatAreDocumentedSuffice", (*suite).allRights},
-		{"WrongRepliesEndNoProcess", (*suite).hostile},
 		{"ErrorsSayWhatIsWrong", (*suite).messages},
 	}
 	adapter = []test{
+		{"WrongRepliesEndNoProcess", (*suite).hostile},
 		{"WithoutPubSubOrTheQueueWaitersPoll", (*suite).noSignals},
 		{"LockThatNoReplicaHasIsNotGranted", (*suite).waitReplicas},
 		{"SilentSubscriptionIsReplaced", (*suite).silentConnection},
@@ -103,15 +104,17 @@ var (
 )
 
 func (s *suite) tests() []test {
-	switch {
-	case s.Scheme == "valkey" && testing.Short():
-		return adapter
-	case s.Scheme == "valkey":
-		return slices.Concat(costly, adapter)
-	case s.kind == server.KindValkey:
-		return shared
+	var all []test
+	if s.own() && !testing.Short() {
+		all = costly
 	}
-	return slices.Concat(costly, adapter, shared)
+	if s.own() {
+		all = slices.Concat(all, adapter)
+	}
+	if s.Scheme == "redis" {
+		all = slices.Concat(all, shared)
+	}
+	return all
 }
 
 // TestMain lets eight tests run in parallel on any number of processors: they mostly wait. At the end no

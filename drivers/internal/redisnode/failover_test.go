@@ -45,9 +45,6 @@ func (s *suite) deployments() map[string]func(*testing.T) *deployment {
 func (s *suite) failovers(t *testing.T) {
 	for name, deploy := range s.deployments() {
 		for how, begin := range faults {
-			if testing.Short() && (how != "flip" || name != "one address") { // nor the start of many servers
-				continue
-			}
 			t.Run(name+", "+how, func(t *testing.T) {
 				t.Parallel()
 				s.failover(t, deploy(t), begin)
