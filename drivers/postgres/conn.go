@@ -254,8 +254,8 @@ func (c *conn) hangUp(err error, lost int) {
 
 // lockFreed reports whether the locks of a connection that has ended are free for certain. It asks the
 // server whether its process has ended, once for all the leases of the connection, and again for half a
-// second: a process that ends announces it, and frees its locks a moment later.
-func (c *conn) lockFreed(ctx context.Context) bool {
+// second if the process announced its end: it frees its locks a moment later.
+func (c *conn) lockFreed(ctx context.Context, announced bool) bool {
 	const most = time.Second / 2 // the caller's lease is over already
 	ctx, cancel := context.WithTimeout(ctx, most)
 	defer cancel()
@@ -269,7 +269,7 @@ func (c *conn) lockFreed(ctx context.Context) bool {
 				return err
 			})
 		})
-		if !c.freed.Load() && (err != nil || !base.Pause(ctx, 50*time.Millisecond)) {
+		if !c.freed.Load() && (err != nil || !announced || !base.Pause(ctx, 50*time.Millisecond)) {
 			return false
 		}
 	}

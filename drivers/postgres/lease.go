@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgconn"
+
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/base"
 )
@@ -141,7 +143,7 @@ func (l *lease) afterEnd(ctx context.Context) error {
 	if errors.Is(end, driver.ErrClosed) {
 		return driver.ErrLost
 	}
-	if !c.lockFreed(ctx) {
+	if said := (*pgconn.PgError)(nil); !c.lockFreed(ctx, errors.As(end, &said)) {
 		return fmt.Errorf("the lock stays until the server notices that its session has ended: %w", end)
 	}
 	return driver.ErrLost

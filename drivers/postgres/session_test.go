@@ -180,6 +180,27 @@ func TestReleaseOfALostLeaseDoesNotWaitForASilentServer(t *testing.T) {
 	}
 }
 
+// A connection breaks, and its server process lives on: each try to release asks for it once.
+func TestALostSessionIsAskedForSeldom(t *testing.T) {
+	if testing.Short() {
+		t.Skip("short: it waits for seconds")
+	}
+	t.Parallel()
+	_, p, b := proxied(t)
+	l := must(t, b, request("k", time.Minute))
+	p.HalfOpen(fault.ToClient)
+	<-l.Grant().Lost
+	before, start := p.Stats().Conns, time.Now()
+	if err := l.Release(context.Background()); err == nil || errors.Is(err, driver.ErrLost) {
+		t.Errorf("Release says that the lock is free, and the server has it: %v", err)
+	}
+	<-time.After(2 * time.Second)
+	n := p.Stats().Conns - before
+	if most := 10 + int64(time.Since(start)/time.Second); n > most { // with pauses of up to a second
+		t.Errorf("%d connections, not %d, ask for a session", n, most)
+	}
+}
+
 // A shared lease that is not its session's last of the key needs no statement. So many are released
 // while a statement is under way that one round does not take them all.
 func TestManySharedLeasesAreReleasedAtOnce(t *testing.T) {
