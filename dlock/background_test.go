@@ -235,6 +235,12 @@ func TestEventsSayWhatTheirFieldsMean(t *testing.T) {
 		l := lock(t, c, "k")
 		time.Sleep(time.Second)
 		unlock(t, l)
+		synctest.Wait()
+		mu.Lock()
+		if w := got["unlock"]; w != (times{0, time.Second}) {
+			t.Errorf("unlock: %+v", w)
+		}
+		mu.Unlock()
 		l = lock(t, c, "k", dlock.WithMaxHold(3*time.Second))
 		<-l.Done()
 		_ = l.Unlock()

@@ -207,12 +207,18 @@ func TestUnlockWorksAfterCancellationAndTwice(t *testing.T) {
 }
 
 func TestAReleaseThatMayNotHaveArrivedIsReported(t *testing.T) {
-	s := newSpy()
-	s.release = func(context.Context) error { return errOutage }
-	l := lock(t, newSpyClient(t, s), "k")
-	err := l.Unlock()
-	if !errors.Is(err, dlock.ErrUnavailable) || !strings.Contains(err.Error(), "TTL of 10s") {
-		t.Errorf("got %v, want ErrUnavailable that says when the lock ends", err)
+	for end, of := range map[string]func(s *spy){
+		"(the lock ends with its TTL of 10s, if it was not released)":                      func(*spy) {},
+		"(the lock ends with its session, and not before its TTL, if it was not released)": func(s *spy) { s.info = func(i *driver.Info) { i.Features |= driver.FeatureSession } },
+		errOutage.Error(): func(s *spy) { s.session(make(chan struct{})) },
+	} {
+		s := newSpy()
+		s.release = func(context.Context) error { return errOutage }
+		of(s)
+		err := lock(t, newSpyClient(t, s), "k").Unlock()
+		if !errors.Is(err, dlock.ErrUnavailable) || !strings.HasSuffix(err.Error(), end) {
+			t.Errorf("got %v, want ErrUnavailable and %q", err, end)
+		}
 	}
 }
 
