@@ -583,10 +583,6 @@ func clusters(t *testing.T, p *place) {
 			drivertest.AwaitMended(t, b, "galera")
 		}
 	}
-	b := p.on(t, database(t, p.dsn[0], p.dsn[1]+"?timestamp=1000000000"), &o) // as on a server whose clock is wrong
-	if d := drivertest.AwaitFinding(t, b, "clock-offset"); !strings.HasPrefix(d.Measured, "-") {
-		t.Errorf("a server whose clock is behind: %+v", d)
-	}
 }
 
 // urls tells mistakes, refusals and failures apart, and no error has the password. What SetupSQL makes
