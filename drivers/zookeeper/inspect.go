@@ -193,7 +193,7 @@ func (b *Backend) checkMember(ctx context.Context, host string, found *base.Find
 	l, err := (&session{b: b, class: inspectionTTL, ctx: ctx}).connect(host, b.opt.CallTimeout)
 	if err != nil {
 		found.Add("member-unreachable", driver.SeverityWarning, "start the member, and check that it reaches a majority of the others; or remove it from the URL",
-			"the member does not serve: %s", strings.ReplaceAll(err.Error(), "\n", "; "))
+			"the member makes no session: %s", strings.ReplaceAll(err.Error(), "\n", "; "))
 		return
 	}
 	_, _ = l.send(request{op: opClose}) // or the session ends by itself
