@@ -255,6 +255,8 @@ func TestAMinoritysVerdictDoesNotLeak(t *testing.T) {
 	}
 	x := func() driver.Backend { return held("x/1", 0) }
 	dead := func() driver.Backend { return say(0, errDown) }
+	endless := func() driver.Backend { return say(0, &driver.HeldError{Holder: "x"}) }
+	since := time.Unix(1, 0)
 	anything := driver.HeldError{RetryAfter: -1}
 	each := func(of driver.HeldError, others ...driver.Backend) []driver.Backend { // different times
 		for _, n := range []time.Duration{4, 1, 3} {
@@ -268,15 +270,17 @@ func TestAMinoritysVerdictDoesNotLeak(t *testing.T) {
 		nodes []driver.Backend
 		want  any // an error, or what a *driver.HeldError says: any, if its RetryAfter is -1; nil: neither held nor refused
 	}{
-		"two held, the rest down":       {[]driver.Backend{x(), x(), down(), down(), down()}, nil},
-		"two refused":                   {[]driver.Backend{refused, loading, down(), down(), down()}, nil},
-		"three held by one":             {[]driver.Backend{x(), held("x/2", 0), held("x/1|77", 0), down(), down()}, driver.HeldError{Holder: "x", RetryAfter: time.Minute}},
-		"three held by three":           {[]driver.Backend{x(), held("y/2", 0), held("z/1", 0), down(), down()}, nil},
-		"three refused":                 {[]driver.Backend{refused, loading, say(0, &driver.RefusedError{Reason: "no"}), x(), down()}, driver.ErrRefused},
-		"half of four held by one":      {[]driver.Backend{x(), x(), down(), down()}, anything},
-		"held, at different times":      {each(driver.HeldError{Holder: "x/1"}, dead(), dead()), driver.HeldError{Holder: "x", RetryAfter: 4 * time.Minute, PollAfter: time.Second}},
-		"kept, at different times":      {each(driver.HeldError{ReservedForWaiter: true}, memory.New(), memory.New()), driver.HeldError{ReservedForWaiter: true, RetryAfter: time.Minute, PollAfter: time.Second}},
-		"held, nobody knows until when": {[]driver.Backend{say(0, &driver.HeldError{Holder: "x"}), x(), say(0, &driver.HeldError{Holder: "x"}), x(), down()}, driver.HeldError{Holder: "x"}},
+		"two held, the rest down":                         {[]driver.Backend{x(), x(), down(), down(), down()}, nil},
+		"two refused":                                     {[]driver.Backend{refused, loading, down(), down(), down()}, nil},
+		"three held by one":                               {[]driver.Backend{x(), held("x/2", 0), held("x/1|77", 0), down(), down()}, driver.HeldError{Holder: "x", RetryAfter: time.Minute}},
+		"three held by three":                             {[]driver.Backend{x(), held("y/2", 0), held("z/1", 0), down(), down()}, nil},
+		"three refused":                                   {[]driver.Backend{refused, loading, say(0, &driver.RefusedError{Reason: "no"}), x(), down()}, driver.ErrRefused},
+		"half of four held by one":                        {[]driver.Backend{x(), x(), down(), down()}, anything},
+		"held, at different times":                        {each(driver.HeldError{Holder: "x/1", Since: since}, dead(), dead()), driver.HeldError{Holder: "x", Since: since, RetryAfter: 4 * time.Minute, PollAfter: time.Second}},
+		"kept, at different times":                        {each(driver.HeldError{ReservedForWaiter: true}, memory.New(), memory.New()), driver.HeldError{ReservedForWaiter: true, RetryAfter: time.Minute, PollAfter: time.Second}},
+		"held, nobody knows until when":                   {[]driver.Backend{endless(), endless(), endless(), dead(), dead()}, driver.HeldError{Holder: "x"}},
+		"kept, nobody knows how long the others are held": {[]driver.Backend{kept(), endless(), endless(), dead(), dead()}, driver.HeldError{ReservedForWaiter: true, RetryAfter: 30 * time.Millisecond}},
+		"held by one, and by another before and after it": {[]driver.Backend{held("y/1", 0), x(), x(), held("x/1", 2*time.Millisecond), held("y/1", 0)}, driver.HeldError{Holder: "x", RetryAfter: time.Minute}},
 
 		"all kept":                    {[]driver.Backend{kept(), kept(), kept(), kept(), kept()}, driver.HeldError{ReservedForWaiter: true, RetryAfter: 30 * time.Millisecond}},
 		"a few have not heard of it":  {[]driver.Backend{x(), kept(), kept(), kept(), kept()}, driver.HeldError{ReservedForWaiter: true, RetryAfter: 30 * time.Millisecond}},
@@ -293,7 +297,7 @@ func TestAMinoritysVerdictDoesNotLeak(t *testing.T) {
 				switch want := c.want.(type) {
 				case driver.HeldError:
 					if !errors.As(err, &h) || want != anything && h.Holder != want.Holder || h.ReservedForWaiter != want.ReservedForWaiter || want.RetryAfter >= 0 && h.RetryAfter != want.RetryAfter ||
-						want.PollAfter != h.PollAfter || h.Server != "" {
+						want.PollAfter != h.PollAfter || !want.Since.Equal(h.Since) || h.Server != "" {
 						t.Errorf("got %v: %+v", err, h)
 					}
 				case error:
