@@ -56,5 +56,33 @@ func TestADoubtfulNodeDoesNotCountAsReleased(t *testing.T) {
 	}
 }
 
+// A vote that was asked for in an earlier round is released and not counted, because its node may end
+// the lock before a lease that counts from this round.
+func TestAVoteOfAnEarlierRoundDoesNotCount(t *testing.T) {
+	b := bid{q: 2, parts: make([]part, 3), drift: 1, ttl: time.Minute, timeout: time.Second}
+	feed := func(e event) actions {
+		e.until = 1 << 60
+		return b.step(&e)
+	}
+	feed(event{kind: begins})
+	feed(event{kind: answered, node: 0, answer: granted, fence: 7, clock: agreed})
+	feed(event{kind: answered, node: 1, answer: held, owner: somebody})
+	feed(event{kind: looks, now: b.due})                  // node 2 has not answered
+	feed(event{kind: answered, node: 0, answer: granted}) // released
+	for range 2 {
+		feed(event{kind: looks, now: b.due})
+	}
+	feed(event{kind: answered, now: b.start, node: 0, answer: granted, fence: 8, clock: agreed})
+	if feed(event{kind: looks, now: b.start}); b.round != 1 || b.stage != electing {
+		t.Fatalf("no second round asks all nodes: %+v", b)
+	}
+	if out := feed(event{kind: answered, now: b.start, node: 2, answer: granted, fence: 8, clock: agreed}); out.calls[2] != release {
+		t.Errorf("the late vote of the first round is not released: %+v", out)
+	}
+	if out := feed(event{kind: looks, now: b.start}); out.verdict != open {
+		t.Errorf("it counts in the second round: %+v", out)
+	}
+}
+
 // agreed is the clock of a node without delay.
 var agreed = reading{excuse: time.Second, drift: 1, known: true}
