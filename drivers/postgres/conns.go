@@ -121,17 +121,24 @@ func (b *Backend) reserve(w *want) *conn {
 	case !full && v.idle != nil && len(b.conns)-v.waiting > 1 && v.idle.reserve(): // another one serves requests
 		return v.idle
 	case full || v.full:
-		if key := w.key; !b.lacked {
-			b.lacked = true
+		if key := w.key; b.lacked.IsZero() {
 			b.calls.Go(func(context.Context) {
 				b.report(driver.Notice{Kind: driver.NoticeDegraded, Key: key, Detail: fmt.Sprintf("more keys are waited for than there are connections for waiting (max_conns=%d): keys without one are polled", b.opt.MaxConns)})
 			})
 		}
+		b.lacked = time.Now()
 		return nil
 	case b.refusedLately():
 		return nil
 	}
 	return b.open(classOf(w.ttl), true)
+}
+
+// scarce reports whether a wait has lately found no connection.
+func (b *Backend) scarce() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return time.Since(b.lacked) < scarceFor
 }
 
 // reserve takes a connection that is idle for a wait.

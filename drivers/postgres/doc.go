@@ -49,8 +49,8 @@
 // shares the lock already may share it again during the writer's first statement.
 // A try that does not wait may come before those who wait for a moment between statements.
 //
-// Where more keys are waited for than there are connections for waiting, those without one are tried
-// every 25 ms until there is one; a notice says so once. The same happens if the server has no
+// Where more keys are waited for than there are connections for waiting the waits take turns,
+// and are tried every 25 ms meanwhile; a notice says so once. The same happens if the server has no
 // connection left. If a caller gives up its wait, the connection is used again.
 //
 // A lock that is handed over costs two messages, the waiter's and the unlock.

@@ -64,7 +64,7 @@ type Backend struct {
 	closed  bool
 	conns   []*conn
 	refused time.Time // when a connection could not be opened last
-	lacked  bool      // a wait has found no connection
+	lacked  time.Time // when a wait found no connection last
 	hot     map[number]*hotKey
 }
 

@@ -25,6 +25,10 @@ const (
 	// pollEvery is the interval at which callers without a connection for waiting poll, all of a
 	// process at the same time, so that they share one statement.
 	pollEvery = 25 * time.Millisecond
+	// scarceFor is how long after a wait that found no connection the others leave theirs when their
+	// slices end, so that all take turns: where a key is handed from waiter to waiter, a poll never
+	// finds it free.
+	scarceFor = time.Second / 2
 	// A slice stays below the server's deadlock_timeout, 1 s by default, after which every wait is
 	// examined and may be logged. It is as long as that permits, because waiters are served in the
 	// order of the server's queue only within a slice.
@@ -81,10 +85,12 @@ func (b *Backend) wait(call *base.Call, w *want, seen *driver.HeldError) (l *lea
 		err = driver.ErrHeld
 	}
 	for call.Over() == nil && (errors.Is(err, driver.ErrHeld) || errors.Is(err, errEnded)) {
-		if c := b.reserve(w); c != nil {
+		c := b.reserve(w)
+		if c != nil {
 			l, err = b.waitOn(call, c, w)
 			err = call.Failed(err)
-		} else {
+		}
+		if c == nil || errors.Is(err, driver.ErrHeld) { // another key's turn
 			l, err = b.poll(call, w)
 		}
 	}
@@ -105,8 +111,9 @@ func (b *Backend) poll(call *base.Call, w *want) (*lease, error) {
 	}
 }
 
-// waitOn waits on a reserved connection, until the lock is granted or the call ends. A writer shows from
-// its second slice on that it waits, because showing costs a handoff a tenth.
+// waitOn waits on a reserved connection, until the lock is granted or the call ends. If other callers
+// want the connection it returns ErrHeld after a slice. A writer shows from its second slice on that it
+// waits, because showing costs a handoff a tenth.
 func (b *Backend) waitOn(call *base.Call, c *conn, w *want) (*lease, error) {
 	if err := call.Await(c.opened); err != nil {
 		c.free()
@@ -118,7 +125,7 @@ func (b *Backend) waitOn(call *base.Call, c *conn, w *want) (*lease, error) {
 		if !errors.Is(err, driver.ErrHeld) {
 			return l, err
 		}
-		if call.Over() != nil {
+		if call.Over() != nil || b.scarce() {
 			c.free()
 			return nil, err
 		}

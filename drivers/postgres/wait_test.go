@@ -144,6 +144,44 @@ func TestMoreWaitedKeysThanConnections(t *testing.T) {
 	}
 }
 
+// All connections wait for keys that are held for long. A key that other processes hand from waiter to
+// waiter, so that a try never finds it free, is not out of reach.
+func TestABusyKeyIsHadWithoutAConnectionToSpare(t *testing.T) {
+	t.Parallel()
+	s := database(t)
+	b, others := opener(t, s.URL()+"&max_conns=3"), []*postgres.Backend{opener(t, s.URL()), opener(t, s.URL())}
+	leases := takeMany(t, others[0], 3, time.Hour)
+	var got []<-chan driver.Lease
+	for i := range leases {
+		key := fmt.Sprint("k", i)
+		got = append(got, drivertest.Waiter(t, b, request(key, time.Minute)))
+		eventually(t, "it waits", func() bool { return b.Queued(key) == 1 })
+	}
+	busy := request("busy", time.Minute)
+	l := must(t, others[0], busy)
+	ours, start := drivertest.Waiter(t, b, busy), time.Now()
+	for i, had := 1, false; !had; i++ {
+		next := drivertest.Waiter(t, others[i%2], busy)
+		drivertest.AwaitWaiters(t, others[0], "busy", 1)
+		drivertest.Release(t, l)
+		select {
+		case l = <-ours:
+			had = true
+			drivertest.Release(t, l)
+			l = <-next
+		case l = <-next:
+			if time.Since(start) > patience {
+				t.Fatal("it is never had")
+			}
+		}
+	}
+	drivertest.Release(t, l)
+	for i, wait := range got {
+		drivertest.Release(t, leases[i])
+		drivertest.Release(t, <-wait)
+	}
+}
+
 // The server has no connection for a waiter: the wait polls on the existing session, and does
 // not request a connection all the time.
 func TestARefusedConnectionMeansPolling(t *testing.T) {
