@@ -84,10 +84,10 @@ func (b *Backend) wait(call *base.Call, w *want, seen *driver.HeldError) (l *lea
 		defer func() { k.turn <- struct{}{} }()
 		err = driver.ErrHeld
 	}
-	for call.Over() == nil && (errors.Is(err, driver.ErrHeld) || errors.Is(err, errEnded)) {
+	for over := false; call.Over() == nil && (errors.Is(err, driver.ErrHeld) || errors.Is(err, errEnded)); over = true {
 		c := b.reserve(w)
 		if c != nil {
-			l, err = b.waitOn(call, c, w)
+			l, err = b.waitOn(call, c, w, over)
 			err = call.Failed(err)
 		}
 		if c == nil || errors.Is(err, driver.ErrHeld) { // another key's turn
@@ -113,13 +113,13 @@ func (b *Backend) poll(call *base.Call, w *want) (*lease, error) {
 
 // waitOn waits on a reserved connection, until the lock is granted or the call ends. If other callers
 // want the connection it returns ErrHeld after a slice. A writer shows from its second slice on that it
-// waits, because showing costs a handoff a tenth.
-func (b *Backend) waitOn(call *base.Call, c *conn, w *want) (*lease, error) {
+// waits, because showing costs a handoff a tenth; over: it has waited before.
+func (b *Backend) waitOn(call *base.Call, c *conn, w *want, over bool) (*lease, error) {
 	if err := call.Await(c.opened); err != nil {
 		c.free()
 		return nil, err
 	}
-	for over := false; ; over = true {
+	for ; ; over = true {
 		l := &lease{want: *w}
 		err := c.slice(call, l, over)
 		if !errors.Is(err, driver.ErrHeld) {

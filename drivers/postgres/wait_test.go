@@ -145,7 +145,8 @@ func TestMoreWaitedKeysThanConnections(t *testing.T) {
 }
 
 // All connections wait for keys that are held for long. A key that other processes hand from waiter to
-// waiter, so that a try never finds it free, is not out of reach.
+// waiter, so that a try never finds it free, is not out of reach, nor one that another process shares
+// without a gap.
 func TestABusyKeyIsHadWithoutAConnectionToSpare(t *testing.T) {
 	t.Parallel()
 	s := database(t)
@@ -176,6 +177,16 @@ func TestABusyKeyIsHadWithoutAConnectionToSpare(t *testing.T) {
 		}
 	}
 	drivertest.Release(t, l)
+	l = must(t, others[0], sharing("read", time.Minute))
+	ours = drivertest.Waiter(t, b, request("read", time.Minute))
+	for start = time.Now(); l != nil; <-time.After(10 * time.Millisecond) {
+		next, err := drivertest.Acquire(t, others[0], sharing("read", time.Minute))
+		if drivertest.Release(t, l); err == nil && time.Since(start) > patience {
+			t.Fatal("it is never had")
+		}
+		l = next
+	}
+	drivertest.Release(t, <-ours)
 	for i, wait := range got {
 		drivertest.Release(t, leases[i])
 		drivertest.Release(t, <-wait)
