@@ -15,8 +15,6 @@ import (
 
 var must = drivertest.Must
 
-var errCut = errors.New("connection reset")
-
 func newClient(t *testing.T, b *memory.Backend, opts ...dlock.Option) *dlock.Client {
 	t.Helper()
 	c, err := dlock.New(b, append(opts, dlock.WithLogger(nil))...)

@@ -149,7 +149,8 @@
 // "dlock bootstrap --dry-run" shows the terms of each node, and "dlock bootstrap --changed"
 // changes them to those of its URL. Every node must answer. No lock is granted for one guard, the
 // longer of the two, in which every earlier lease ends; a lease over the new guard is not renewed.
-// If a node fails during the change, or forgets it soon after, run the command again. A shorter
+// If a node fails during the change, or forgets it soon after, run the command again; until then it
+// grants no TTL of a longer guard, but its quarantine is as long as that of the others' terms. A shorter
 // quarantine applies only if it is run again after that guard. With restart_guard=off nodes
 // remember nothing, and all clients must have the same options.
 //

@@ -86,6 +86,7 @@ func TestEveryPartIsMissed(t *testing.T) {
 		{"the handshake's own look at the process", "crossing", 64, 6000, sabotage{node: simBroken{repair: true}}},
 		{"the handshake that loads its text in one execution", "crossing", 88, 6000, sabotage{node: simBroken{apart: true}}},
 		{"the other nodes' clocks in a quarantine's end", "set", 468, 6000, sabotage{node: simBroken{others: true}}},
+		{"the other nodes' terms in a quarantine", "changing", 8102215, 20000, sabotage{node: simBroken{own: true}}},
 		{"the high-water mark of a clock", "set", 1, 6000, sabotage{node: simBroken{high: true}}},
 		{"the number of nodes in the bond", "growing", 209, 2000, sabotage{node: simBroken{nodes: true}}},
 		{"the second time that a change of nodes is told", "growing", 3128, 60000, sabotage{node: simBroken{once: true}}},

@@ -63,6 +63,7 @@ type simBroken struct {
 	repair  bool // a handshake assumes that it runs in the process for which its script is
 	apart   bool // a handshake and the loading of its script are two commands
 	others  bool // only the node's own clock counts a quarantine
+	own     bool // a node that forgot later terms has the quarantine of its own
 	high    bool // there is no high-water mark
 	ownStep bool // only the clock that was set back counts its quarantine
 	nodes   bool // scripts do not compare the number of nodes
@@ -374,6 +375,11 @@ func (s *simServer) handshake(h simShake) simReply {
 			terms.Grace, terms.Drift = max(terms.Grace, old.Grace), max(terms.Drift, old.Drift)
 		}
 	}
+	grown := false
+	if h.others > 0 && h.mode != "changed" && known && (m.run != id && h.mode != "durable" || m.till > now) && !s.broken.own {
+		grown = h.terms.Quarantine > terms.Quarantine
+		terms.Quarantine = max(terms.Quarantine, h.terms.Quarantine)
+	}
 	fresh, quarantine := simPending, int64(terms.Quarantine/time.Microsecond)
 	switch {
 	case s.broken.others:
@@ -391,6 +397,8 @@ func (s *simServer) handshake(h simShake) simReply {
 		till, why = 0, ""
 	case m.run != id && h.mode != "durable":
 		till, why = fresh, "restart"
+	case m.run == id && till > now && grown:
+		till = fresh
 	case m.run == id && till > now:
 		till = min(till, fresh)
 	}

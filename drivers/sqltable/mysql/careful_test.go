@@ -41,7 +41,7 @@ func TestAServerThatIsNone(t *testing.T) {
 						if n <= most {
 							_, _ = conn.Read(make([]byte, 1)) // its end
 						}
-						conn.Close()
+						_ = conn.Close()
 						sent <- n
 					}()
 				}

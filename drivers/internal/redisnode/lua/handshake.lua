@@ -5,7 +5,7 @@
 -- ARGV: 1 'handshake', 2 TIME of the other nodes at most (us), 0 if there are none, -1 if it is not known yet,
 -- 3 'bootstrap' (the process is new: no guard if there is no meta), 'changed' (N or the terms change to those in 5: a
 -- guard from now on), 'durable' (the process forgets nothing that meta has outlived), or '', 4 until when the process may
--- be taken for new (us), 5 the terms to take if there is no meta, or to change to.
+-- be taken for new (us), 5 the terms to take if there is no meta, or to change to; if 2 is a time, those of the others.
 -- Reply: {code, run_id, TIME, till, terms, why}. Codes: 1 this is RUN, and its terms are TERMS; 0 it is not RUN;
 -- 2 the node is of another number of nodes; 3 nothing was done, since RUN should be taken for new and this is not RUN, or
 -- it is too late for that; 4 it is RUN and has other terms; 5 nothing was done, since the time of the other nodes is not
@@ -67,6 +67,16 @@ if ARGV[1] == 'handshake' then
     terms = string.format('%.0f/%.0f/%.0f/%.0f/%.0f/%.0f/%.0f', unpack(new))
   end
 
+  -- A process that came back with an older memory may have forgotten later terms, and leases of a longer guard under them.
+  -- The others remember these terms, and it counts their quarantine.
+  local grown = false
+  if others > 0 and mode ~= 'changed' and run and (run ~= id and not durable or till > now) then
+    local own, theirs = numbers(terms), numbers(ARGV[5])
+    grown = theirs[5] > own[5]
+    own[5] = math.max(own[5], theirs[5])
+    terms = string.format('%.0f/%.0f/%.0f/%.0f/%.0f/%.0f/%.0f', unpack(own))
+  end
+
   -- A guard from now on. Its end is in the time of the other nodes where that is ahead: a clock that was behind when the
   -- server started, and is then set, must not end it early. Where theirs is not known it does not begin, nor where it was
   -- asked for an earlier process: this one may have forgotten since.
@@ -80,7 +90,7 @@ if ARGV[1] == 'handshake' then
   elseif run ~= id then
     if not durable then till, why = fresh, 'restart' end
   elseif till > now then -- under way: one that is too long, by a clock that was wrong, is cut
-    till = math.min(till, fresh)
+    till = grown and fresh or math.min(till, fresh)
   end
   if run ~= id and not (run and durable) then high = now end
   redis.call('SET', meta, string.format('2 %s/%s %.0f %.0f - %s', id, terms, till, high, why))
