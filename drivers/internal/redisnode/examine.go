@@ -310,7 +310,7 @@ var rights = []right{
 	{"GETRANGE %k 0 1", "who holds a lock is unknown"},
 	{"MGET %k", "calls that come together take longer"}, {"EXISTS %k", "calls that come together take longer"},
 	{"ZADD %k 1 x", noQueue}, {"ZCOUNT %k 0 1", "waiters poll"}, {"ZRANGE %k 0 0", noQueue}, {"ZREM %k x", noQueue},
-	{"ZPOPMIN %k", "waiters poll"}, {"PUBLISH %c x", "waiters poll"},
+	{"ZPOPMIN %k", "waiters poll"}, {"PUBLISH %c x", "waiters learn of no release, and ask when the TTL ends"},
 }
 
 // rights tries every needed command, and reports each that the user may not run.

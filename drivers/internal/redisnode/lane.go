@@ -281,7 +281,7 @@ func (l *lane) send(calls []*Call, most time.Duration) time.Duration {
 	if l.gather && len(calls) > 1 {
 		calls, spread = l.node.router.gather(calls, usual)
 	}
-	if err := l.exec(async.Detached(values, most), calls); err != nil {
+	if err := l.exec(&sendContext{values, time.Now().Add(most)}, calls); err != nil {
 		for _, c := range calls {
 			c.Reply, c.Err = nil, err
 		}
@@ -292,6 +292,18 @@ func (l *lane) send(calls []*Call, most time.Duration) time.Duration {
 	}
 	return max(time.Since(sent), 1)
 }
+
+// sendContext gives a library a deadline, which a socket needs, and yet does not end: after a call without an answer
+// valkey-go asks for a Cluster's shards, and finds the next primary of one that hangs, only if the call's context has
+// not ended.
+type sendContext struct {
+	context.Context // for its values
+	deadline        time.Time
+}
+
+func (c *sendContext) Deadline() (time.Time, bool) { return c.deadline, true }
+func (c *sendContext) Done() <-chan struct{}       { return nil }
+func (c *sendContext) Err() error                  { return nil }
 
 func (l *lane) exec(ctx context.Context, calls []*Call) (err error) {
 	defer base.Contain(&err)

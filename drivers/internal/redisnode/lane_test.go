@@ -18,10 +18,11 @@ import (
 // long as a test says, and it may ignore deadlines. Every reply is 1, and tells the clock.
 type library struct {
 	fake
-	takes         atomic.Int64 // how long a round trip takes, in nanoseconds
-	batches, sent atomic.Int64 // how many round trips there were, and calls in them
-	most          atomic.Int64 // the greatest number of round trips under way at a time
-	heeds, own    bool         // returns at the deadline of its context; Close ends the round trips
+	takes         atomic.Int64          // how long a round trip takes, in nanoseconds
+	batches, sent atomic.Int64          // how many round trips there were, and calls in them
+	most          atomic.Int64          // the greatest number of round trips under way at a time
+	ended         atomic.Pointer[error] // the end of a context
+	heeds, own    bool                  // returns at the deadline of its context; Close ends the round trips
 	closed        chan struct{}
 
 	under atomic.Int64
@@ -55,6 +56,11 @@ func (l *library) Exec(ctx context.Context, calls []*Call) {
 		deadline = time.After(time.Until(d))
 	}
 	var err error
+	defer func() {
+		if end := ctx.Err(); end != nil {
+			l.ended.Store(&end)
+		}
+	}()
 	select {
 	case <-time.After(time.Duration(l.takes.Load())):
 	case <-deadline:
@@ -216,6 +222,24 @@ func TestACallerThatMakesItsCallHearsItsContext(t *testing.T) {
 			}
 			if late := time.Since(start) - second/2; late > 100*time.Millisecond {
 				t.Errorf("it returns %v after its context has ended", late)
+			}
+		}
+	})
+}
+
+// TestALibrarysContextDoesNotEnd: else valkey-go does not look for the next primary of one that hangs.
+func TestALibrarysContextDoesNotEnd(t *testing.T) {
+	laneTest(t, time.Millisecond, true, func(t *testing.T, lib *library, l *lane) {
+		for _, n := range []int{1, 3} {
+			lib.takes.Store(int64(2 * second))
+			var wg sync.WaitGroup
+			for range n {
+				wg.Go(func() { _ = try(l, 10*second) })
+			}
+			wg.Wait()
+			<-l.node.wg.Idle()
+			if end := lib.ended.Load(); end != nil {
+				t.Errorf("of %d calls: %v", n, *end)
 			}
 		}
 	})
