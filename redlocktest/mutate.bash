@@ -84,17 +84,20 @@ mutants() {
 		}' "$@"
 }
 
-# The packages that are asked for a script, those that are quick first. Their test binaries are built once, with a
-# file in the package of the scripts that takes one of them from a file instead.
+# The packages that are asked for a script, those that are quick first. Their test binaries are built once, so
+# that the package of the scripts takes one of them from a file instead.
 packages="drivers/internal/redisnode/lua drivers/internal/redisnode drivers/redlock"
 build() {
 	local package
-	{
-		printf 'package lua\n\nimport "os"\n\nfunc init() {\n\ttext, err := os.ReadFile(os.Getenv("REDLOCK_MUTANT"))\n\tif err != nil {\n\t\tpanic(err)\n\t}\n\tswitch os.Getenv("REDLOCK_MUTANT_OF") {\n'
-		awk '/^\t\/\/go:embed / { file = $2; getline; printf "\tcase \"%s\":\n\t\t%s = string(text)\n", file, $1 }' "$scripts/lua.go"
-		printf '\tdefault:\n\t\tpanic("no such script")\n\t}\n}\n'
-	} >"$temp/mutant.go"
-	printf '{"Replace": {"%s": "%s"}}\n' "$PWD/$scripts/mutant.go" "$temp/mutant.go" >"$temp/overlay.json"
+	awk '{ print }
+		/^import \($/ { print "\t\"os\"" }
+		/^func file\(name string\) string \{$/ {
+			n++
+			print "\tif name+\".lua\" == os.Getenv(\"REDLOCK_MUTANT_OF\") {\n\t\ttext, err := os.ReadFile(os.Getenv(\"REDLOCK_MUTANT\"))"
+			print "\t\tif err != nil {\n\t\t\tpanic(err)\n\t\t}\n\t\treturn string(text)\n\t}"
+		}
+		END { exit n != 1 }' "$scripts/lua.go" >"$temp/mutant.go" || { echo "no func file in $scripts/lua.go"; return 1; }
+	printf '{"Replace": {"%s": "%s"}}\n' "$PWD/$scripts/lua.go" "$temp/mutant.go" >"$temp/overlay.json"
 	for package in $packages; do
 		go test -c -overlay="$temp/overlay.json" -o "$temp/${package##*/}.test" "./$package" || return
 	done
