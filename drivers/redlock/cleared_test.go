@@ -20,14 +20,7 @@ func TestADoubtfulNodeDoesNotCountAsReleased(t *testing.T) {
 		"somebody else has it":      func(feed func(event) actions) { join(feed, somebody) }, // the first attempt may still arrive
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := bid{q: 2, parts: make([]part, 3), drift: 1, ttl: time.Minute, timeout: time.Second}
-			feed := func(e event) actions {
-				e.until = 1 << 60
-				return b.step(&e)
-			}
-			feed(event{kind: begins})
-			feed(event{kind: answered, node: 0, answer: granted, fence: 7, clock: agreed})
-			feed(event{kind: answered, node: 1, answer: held, owner: somebody})
+			b, feed := contended()
 			feed(event{kind: answered, node: 2, answer: silence})
 			if feed(event{kind: looks}); b.stage != draining {
 				t.Fatalf("the vote is not split: %+v", b)
@@ -59,14 +52,7 @@ func TestADoubtfulNodeDoesNotCountAsReleased(t *testing.T) {
 // A vote that was asked for in an earlier round is released and not counted, because its node may end
 // the lock before a lease that counts from this round.
 func TestAVoteOfAnEarlierRoundDoesNotCount(t *testing.T) {
-	b := bid{q: 2, parts: make([]part, 3), drift: 1, ttl: time.Minute, timeout: time.Second}
-	feed := func(e event) actions {
-		e.until = 1 << 60
-		return b.step(&e)
-	}
-	feed(event{kind: begins})
-	feed(event{kind: answered, node: 0, answer: granted, fence: 7, clock: agreed})
-	feed(event{kind: answered, node: 1, answer: held, owner: somebody})
+	b, feed := contended()
 	feed(event{kind: looks, now: b.due})                  // node 2 has not answered
 	feed(event{kind: answered, node: 0, answer: granted}) // released
 	for range 2 {
@@ -86,3 +72,16 @@ func TestAVoteOfAnEarlierRoundDoesNotCount(t *testing.T) {
 
 // agreed is the clock of a node without delay.
 var agreed = reading{excuse: time.Second, drift: 1, known: true}
+
+// contended returns a bid on three nodes, of which node 0 has granted the lock and node 1 refused it.
+func contended() (*bid, func(event) actions) {
+	b := &bid{q: 2, parts: make([]part, 3), drift: 1, ttl: time.Minute, timeout: time.Second}
+	feed := func(e event) actions {
+		e.until = 1 << 60
+		return b.step(&e)
+	}
+	feed(event{kind: begins})
+	feed(event{kind: answered, node: 0, answer: granted, fence: 7, clock: agreed})
+	feed(event{kind: answered, node: 1, answer: held, owner: somebody})
+	return b, feed
+}

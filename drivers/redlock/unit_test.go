@@ -297,7 +297,7 @@ func TestAMinoritysVerdictDoesNotLeak(t *testing.T) {
 				switch want := c.want.(type) {
 				case driver.HeldError:
 					if strings.Count(err.Error(), "held by") > 1 {
-						t.Errorf("it is said twice who has the lock: %v", err)
+						t.Errorf("the error names the holder twice: %v", err)
 					}
 					if !errors.As(err, &h) || want != anything && h.Holder != want.Holder || h.ReservedForWaiter != want.ReservedForWaiter || want.RetryAfter >= 0 && h.RetryAfter != want.RetryAfter ||
 						want.PollAfter != h.PollAfter || !want.Since.Equal(h.Since) || h.Server != "" {
