@@ -17,12 +17,12 @@ import (
 // The servers keep the lock exactly until --at-least is over, whether dlock has ended or was
 // killed.
 func TestServersKeepTheLockForAtLeastAndNoLonger(t *testing.T) {
-	t.Parallel()
-	urls := map[string]string{"redis": server.Redis(t).URL()}
-	if !testing.Short() {
-		urls["quorum"], _ = quorumOf(t, 3)
+	if testing.Short() {
+		t.Skip("short: it starts a quorum")
 	}
-	for name, url := range urls {
+	t.Parallel()
+	quorum, _ := quorumOf(t, 3)
+	for name, url := range map[string]string{"redis": server.Redis(t).URL(), "quorum": quorum} {
 		t.Run(name, func(t *testing.T) {
 			w := on(t, url)
 			start := time.Now()

@@ -26,7 +26,7 @@ func TestBootstrapStatesThatServersAreNew(t *testing.T) {
 		for range 5 {
 			urls = append(urls, "redis://"+server.Redis(t).Addr())
 		}
-		code, stdout, stderr := w.run("bootstrap", "--url", three(",restart_guard=6s"))
+		code, stdout, stderr := w.run(0, "bootstrap", "--url", three(",restart_guard=6s"))
 		if code == 0 && strings.Contains(stdout, "at once") {
 			break
 		}
@@ -57,7 +57,7 @@ func TestBootstrapStatesThatServersAreNew(t *testing.T) {
 	stated := time.Now()
 	state(0, five(",restart_guard=6s"), 1, "one restart guard", "--changed")
 	try(exitUnavailable, three(",restart_guard=6s"), "4s", "0", "quorum of 5")
-	code, _, stderr := w.run("run", "--ttl", "4s", "--wait", "0", "--url", five(",restart_guard=6s"), "k", "--", "true")
+	code, _, stderr := w.run(0, "run", "--ttl", "4s", "--wait", "0", "--url", five(",restart_guard=6s"), "k", "--", "true")
 	if time.Since(stated) < 6*time.Second && !late.MatchString(stderr) && (code != exitUnavailable || !strings.Contains(stderr, "nodes or their terms")) {
 		t.Errorf("exit code %d, stderr is %q", code, stderr)
 	}

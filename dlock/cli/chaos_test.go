@@ -21,13 +21,13 @@ import (
 // end, or killed. (Where two of them are stopped or killed at one stroke, a command may
 // outlive its lease, as the documentation says.)
 func TestNoTwoCommandsOverlapThoughProcessesAreStoppedAndKilled(t *testing.T) {
+	if testing.Short() {
+		t.Skip("short: it searches")
+	}
 	t.Parallel()
 	loops, runs := 4, 4
-	switch {
-	case server.IsDeep():
+	if server.IsDeep() {
 		loops, runs = 40, 50
-	case testing.Short():
-		runs = 2
 	}
 	for _, backend := range []string{"file", "redis"} {
 		t.Run(backend, func(t *testing.T) {

@@ -275,11 +275,14 @@ func (w *world) environ() []string {
 	return append(append(os.Environ(), "GORACE=atexit_sleep_ms=0", envURL+"="+w.url), w.env...)
 }
 
-// run runs dlock to its end: in this process, which costs less, unless it may start a command. A loss,
+// refused are the exit codes of a dlock that has started no command.
+var refused = []int{exitHeld, exitUnavailable, exitUsage}
+
+// run runs dlock to its end: in this process, which costs less, unless it starts a command. A loss,
 // or a guard that fails, kills all children of the process, and those of the test are its servers.
-func (w *world) run(args ...string) (code int, stdout, stderr string) {
+func (w *world) run(code int, args ...string) (got int, stdout, stderr string) {
 	w.t.Helper()
-	if slices.Contains(args, "--") || dsn.HasPassword(w.url) {
+	if slices.Contains(args, "--") && !slices.Contains(refused, code) || dsn.HasPassword(w.url) {
 		p := w.start(args...)
 		return p.wait(), p.out.String(), p.err.String()
 	}
@@ -333,7 +336,7 @@ func (w *world) want(code int, args ...string) (stdout, stderr string) {
 	w.t.Helper()
 	var got int
 	for end := time.Now().Add(patient); ; {
-		got, stdout, stderr = w.run(args...)
+		got, stdout, stderr = w.run(code, args...)
 		answered := strings.HasPrefix(w.url, "faulty:") || !late.MatchString(stdout) && (!late.MatchString(stderr) || got == code && code != exitUnavailable)
 		if answered || time.Now().After(end) {
 			break
@@ -375,10 +378,12 @@ func (w *world) json(code int, v any, args ...string) {
 // eventually waits until a condition holds.
 func eventually(t *testing.T, what string, cond func() bool) {
 	t.Helper()
-	for end := time.Now().Add(patient); !cond(); time.Sleep(5 * time.Millisecond) {
+	pause := 5 * time.Millisecond
+	for end := time.Now().Add(patient); !cond(); pause = min(pause*5/4, 50*time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("never: %s", what)
 		}
+		time.Sleep(pause)
 	}
 }
 

@@ -130,7 +130,7 @@ func (w *world) under(urls []string, options string) {
 func unchanged(*world, []string, []*server.Server) (string, mender) { return "", nil }
 
 var misconfigurations = map[string]misconfiguration{
-	"eviction":       {"maxmemory-policy unsafe allkeys-lru", alone(server.KindRedis, "", server.WithMaxMemory("100mb", "allkeys-lru")), always},
+	"eviction":       {"maxmemory-policy unsafe allkeys-lru", alone(server.KindRedis, "", server.WithMaxMemory("100mb", "allkeys-lru")), long},
 	"no persistence": {"appendonly warning no", alone(server.KindRedis, ""), long},
 	"not durable":    {"durable-not-persistent unsafe everysec", alone(server.KindRedis, "?restart_guard=10s&durable=true", server.WithAppendOnly("everysec")), long},
 	"cluster": {"cluster-node unsafe", func(w *world) (string, mender) {

@@ -16,6 +16,9 @@ func TestALeaderThatLostQueuesAgain(t *testing.T) {
 		"file":  func(t *testing.T) string { return "file://" + t.TempDir() },
 		"redis": func(t *testing.T) string { return server.Redis(t).URL() },
 	} {
+		if testing.Short() && name != "file" {
+			continue
+		}
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := on(t, start(t))

@@ -78,15 +78,15 @@ func TestAnOutageExits69AndIsWaitedOutOnlyForEver(t *testing.T) {
 	for _, fault := range []string{"down", "refused"} {
 		w.fault(fault)
 		for _, flags := range []string{"--wait 0", "--wait 200ms", "--skip"} {
-			args := append(append([]string{"run"}, strings.Fields(flags)...), "k", "--", "touch", "ran")
+			args := append(append([]string{"run"}, strings.Fields(flags)...), "k", "--", "touch", w.path("ran"))
 			if _, stderr := w.want(exitUnavailable, args...); !strings.Contains(stderr, "check the backend") {
 				t.Errorf("%s, %s: stderr is %q", fault, flags, stderr)
 			}
 		}
 	}
-	w.want(exitUnavailable, "run", "k", "--", "touch", "ran") // a refusal for ever
+	w.want(exitUnavailable, "run", "k", "--", "touch", w.path("ran")) // a refusal for ever
 	w.fault("held")
-	w.want(exitHeld, "run", "--wait", aWhile.String(), "k", "--", "touch", "ran")
+	w.want(exitHeld, "run", "--wait", aWhile.String(), "k", "--", "touch", w.path("ran"))
 	if w.exists("ran") {
 		t.Fatal("the command was run")
 	}
@@ -144,7 +144,7 @@ func TestASignalEndsTheWaitAndLeavesNothing(t *testing.T) {
 	w := newWorld(t)
 	_, release := w.holder("k")
 	for _, s := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP} {
-		p := w.start("run", "--verbose", "k", "--", "touch", "ran")
+		p := w.start("run", "--verbose", "k", "--", "touch", w.path("ran"))
 		eventually(t, "the wait", func() bool { return strings.Contains(p.err.String(), "waits for") })
 		p.signal(s)
 		p.ends(128+int(s), "waits for")

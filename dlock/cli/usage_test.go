@@ -151,6 +151,12 @@ func TestUsesAndWhatComesOfThem(t *testing.T) {
 		{"run --wait 1s --url file:///etc/passwd k -- true", exitUnavailable, "", "name a folder"},
 		{"run --wait 0 --url redis://NOBODY k -- true", exitUnavailable, "", "check the backend and its URL, or wait longer (--wait)"},
 	})
+	// Inside of another dlock run. (In such an environment there is no URL.)
+	try(t, []string{envKeys + "=a b"}, dir, []use{
+		{"run c -- touch DIR/ran", exitUsage, "", "give --url, " + envURL},
+		{"run a --url file://DIR -- touch DIR/ran", exitUsage, "", `holds "a" already`},
+		{"run b --skip --url file://DIR -- touch DIR/ran", exitUsage, "", `holds "b" already`},
+	})
 	if _, err := os.Stat(filepath.Join(dir, "ran")); err == nil {
 		t.Error("a command was run")
 	}
@@ -235,7 +241,6 @@ func TestTheURLIsTheFlagsOrTheEnvironmentsOrTheFiles(t *testing.T) {
 		envURL + "=":                           envURL + " is set and empty",
 		envURL + "=s3cr3t:x":                   "begin with a driver's name",
 		envURL + "=file:///tmp?no_parameter=1": "no_parameter",
-		envKeys + "=a":                         "give --url, " + envURL,
 	} {
 		try(t, []string{env}, dir, []use{{"run k -- true", exitUsage, "", says}})
 	}
@@ -246,7 +251,11 @@ func TestTheURLIsTheFlagsOrTheEnvironmentsOrTheFiles(t *testing.T) {
 		"postgres://u:" + canary + "@NOBODY/db?password=" + canary:                        "locks on ",
 	} {
 		name := strings.NewReplacer("DIR", dir, "NOBODY", "127.0.0.1:1")
-		_, _, stderr := outside(t, []string{envURL + "=" + name.Replace(url)}, "run", "--verbose", "--wait", "0", "k", "--", "true")
+		run := outside
+		if !strings.HasPrefix(url, "file:") {
+			run = inside // it gets no lock
+		}
+		_, _, stderr := run(t, []string{envURL + "=" + name.Replace(url)}, "run", "--verbose", "--wait", "0", "k", "--", "true")
 		if !strings.HasPrefix(stderr, "dlock: "+name.Replace(says)) || strings.Contains(stderr, canary) {
 			t.Errorf("%s: stderr is %q, want %q", url, stderr, says)
 		}
@@ -325,8 +334,6 @@ func TestADlockRunInsideOfAnotherNeedsItsOwnURLAndKey(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	for inner, code := range map[string]int{
-		"b":           exitUsage, // and no URL
-		"a --url URL": exitUsage, "a --skip --url URL": exitUsage,
 		"b --url URL -- EXE run a --url URL": exitUsage, // through another key
 		"b --url URL":                        0,
 	} {
@@ -350,7 +357,11 @@ func TestWhatIsHeldIsWaitedForAsLongAsToldAndExits75(t *testing.T) {
 		"--skip": 0, "--skip --wait 0": 0, "--skip --wait 50ms": 0,
 	} {
 		start := time.Now()
-		stdout, stderr := w.want(code, append(append([]string{"run"}, strings.Fields(flags)...), "k", "--", "touch", "ran")...)
+		args := append(append([]string{"run", "--url", w.url}, strings.Fields(flags)...), "k", "--", "touch", w.path("ran"))
+		got, stdout, stderr := inside(t, nil, args...)
+		if got != code {
+			t.Errorf("%s: exit code %d, want %d; stderr is %q", flags, got, code, stderr)
+		}
 		if says := strings.Contains(stderr, "held by web-4/") && strings.Contains(stderr, "--wait"); says != (code != 0) || code == 0 && stdout+stderr != "" {
 			t.Errorf("%s: stdout is %q, stderr %q: with --skip it must be silent, and otherwise name the holder, and say what to do", flags, stdout, stderr)
 		}
