@@ -24,119 +24,100 @@ const (
 // A batch is one script for several calls.
 type batch struct {
 	Call
-	of       *answer // one of the calls
-	releases []*answer
-	acquires []*answer
+	calls    []*Call // the releases, and then the acquires
+	releases int     // how many there are
 }
 
-// gather puts calls into batches. It returns the batches and the calls that they do not take. A
-// script blocks its server, so a batch has at most maxBatch calls.
-func (f *router) gather(calls []*Call, usual time.Duration) (send []*Call, spread func()) {
-	var batches []*batch
+// gather puts calls into batches. It returns the list to send, which is of the batches and of the calls
+// that they do not take, and the batches. A script blocks its server, so a batch has at most maxBatch
+// calls.
+func gather(calls []*Call, usual time.Duration) (send []*Call, batches []*batch) {
 	for some := range slices.Chunk(calls, maxBatch) {
-		b, sent := f.gatherOne(some, usual)
-		send = append(send, sent...)
+		b, alone := newBatch(some, usual)
 		if b != nil {
-			batches = append(batches, b)
+			send, batches = append(send, &b.Call), append(batches, b)
 		}
+		send = append(send, alone...)
 	}
-	return send, func() {
-		for _, b := range batches {
-			f.spread(b)
-		}
-	}
+	return send, batches
 }
 
-// gatherOne puts calls into one batch. It returns the batch, and the list to send: the batch
-// and the calls that it does not take. It returns nil and calls if a batch is not worth its
-// cost.
-func (f *router) gatherOne(calls []*Call, usual time.Duration) (*batch, []*Call) {
+// newBatch puts calls into one batch. It returns the batch, and the calls that it does not take; nil and
+// all calls if a batch is not worth its cost.
+func newBatch(calls []*Call, usual time.Duration) (*batch, []*Call) {
 	now, least := time.Now(), max(promptly*usual, minTimeout/5)
-	is := func(a *answer, o lua.Op) bool { return a != nil && !a.alone && a.request.op == o }
-	// Its answer may change meanwhile: another goroutine loads the script.
-	takes := func(a *answer) bool { return is(a, lua.Acquire) && a.deadline.Sub(now) >= least && a.by.ready(now) }
-	var first *answer // of the acquires, which must be alike
-	for _, c := range calls {
-		if a := c.gathered; takes(a) {
-			first = a
-			break
-		}
+	// It may change meanwhile: another goroutine loads the script.
+	ready := func(b *bound) bool { return now.UnixNano() >= b.until.Load() }
+	is := func(c *Call, o lua.Op) bool { return c.batch != nil && c.of.op == o }
+	takes := func(c *Call) bool {
+		return is(c, lua.Acquire) && c.deadline.Sub(now) >= least && ready(c.batch)
 	}
-	b := &batch{of: first}
+	var first *Call // of the acquires, which must be alike
+	if i := slices.IndexFunc(calls, takes); i >= 0 {
+		first = calls[i]
+	}
+	var alone, releases, acquires []*Call
 	seen := make(map[string]bool, len(calls))
-	send := append(make([]*Call, 0, 1+len(calls)), &b.Call)
 	for _, c := range calls {
-		twice := seen[c.Keys[0]]
-		seen[c.Keys[0]] = true
-		a := c.gathered
 		switch {
-		case twice:
-			send = append(send, c)
-		case is(a, lua.Release) && (first != nil || a.by.ready(now)):
-			b.releases = append(b.releases, a)
-		case first != nil && takes(a) && a.by == first.by && a.Args[2] == first.Args[2] && a.Args[4] == first.Args[4] && digits(a) == digits(first):
-			b.acquires = append(b.acquires, a)
+		case seen[c.Keys[0]]:
+			alone = append(alone, c)
+		case is(c, lua.Release) && (first != nil || ready(c.batch)):
+			releases = append(releases, c)
+		case first != nil && takes(c) && c.batch == first.batch && c.Args[2] == first.Args[2] && c.Args[4] == first.Args[4] && digits(c) == digits(first):
+			acquires = append(acquires, c)
 		default:
-			send = append(send, c)
+			alone = append(alone, c)
 		}
+		seen[c.Keys[0]] = true
 	}
-	if b.size() < leastInBatch {
+	if len(releases)+len(acquires) < leastInBatch {
 		return nil, calls
 	}
-	if first == nil {
-		b.of = b.releases[0]
-	}
+	b := &batch{calls: append(releases, acquires...), releases: len(releases)}
 	b.fill()
-	return b, send
+	return b, alone
 }
 
 // digits returns the length of an acquire's proposed token; zero: it has none.
-func digits(c *answer) int {
+func digits(c *Call) int {
 	if c.Args[3] == "0" {
 		return 0
 	}
 	return len(c.Args[3])
 }
 
-func (b *batch) size() int { return len(b.releases) + len(b.acquires) }
-
-// call returns the call with this number.
-func (b *batch) call(i int) *answer {
-	if i < len(b.releases) {
-		return b.releases[i]
-	}
-	return b.acquires[i-len(b.releases)]
-}
+// last returns a call whose batch script this is: an acquire, if there is one.
+func (b *batch) last() *Call { return b.calls[len(b.calls)-1] }
 
 // fill makes the call: see lua/batch.lua.
 func (b *batch) fill() {
 	notAfter, px, life, tokens := int64(0), "0", "0", 0
-	for i, c := range b.acquires {
+	acquires := b.calls[b.releases:]
+	for i, c := range acquires {
 		if i == 0 || c.notAfter < notAfter {
 			notAfter = c.notAfter
 		}
 		px, life, tokens = c.Args[2], c.Args[4], digits(c)
 	}
-	b.SHA = b.of.sha
-	b.Keys = make([]string, 0, 2*b.size()+2)
-	b.Args = append(make([]string, 0, 6+b.size()), strconv.FormatInt(notAfter, 10), px, life,
-		strconv.Itoa(len(b.releases)), strconv.Itoa(len(b.acquires)), strconv.Itoa(tokens))
+	b.SHA = b.last().batch.scripts[lua.Batch].SHA
+	b.Keys = make([]string, 0, 2*len(b.calls)+2)
+	b.Args = append(make([]string, 0, 6+len(b.calls)), strconv.FormatInt(notAfter, 10), px, life,
+		strconv.Itoa(b.releases), strconv.Itoa(len(acquires)), strconv.Itoa(tokens))
 	for i := range 2 { // the locks, and then what is beside each
-		for _, c := range b.releases {
-			b.Keys = append(b.Keys, c.Keys[i])
-		}
-		for _, c := range b.acquires {
+		for _, c := range b.calls {
 			b.Keys = append(b.Keys, c.Keys[i])
 		}
 	}
-	for _, c := range b.releases {
-		b.Args = append(b.Args, c.Args[1])
+	for i, c := range b.calls {
+		value := c.Args[1]
+		if i >= b.releases {
+			value += "|" + c.Args[3][:tokens]
+		}
+		b.Args = append(b.Args, value)
 	}
-	for _, c := range b.acquires {
-		b.Args = append(b.Args, c.Args[1]+"|"+c.Args[3][:tokens])
-	}
-	if len(b.acquires) > 0 {
-		b.Keys = append(b.Keys, b.acquires[0].Keys[2:]...) // mark, and meta
+	if len(acquires) > 0 {
+		b.Keys = append(b.Keys, acquires[0].Keys[2:]...) // mark, and meta
 	}
 }
 
@@ -144,29 +125,29 @@ func (b *batch) fill() {
 // alone. A server's error that is not a refusal leaves the outcome unknown.
 func (f *router) spread(b *batch) {
 	var refusal ServerError
+	of := b.last().batch
 	switch {
 	case b.Err == nil:
 		if !b.read() {
-			b.of.by.rest(afterNoUse) // a right is missing, or all locks have waiters
+			of.rest(afterNoUse) // a right is missing, or all locks have waiters
 		}
 	case isCode(b.Err, "NOSCRIPT"):
-		f.loadBatch(b.of)
-		b.leave(0, b.size())
+		f.loadBatch(b.last())
+		leave(b.calls...)
 	case errors.As(b.Err, &refusal) && !f.node.unknown(b.Err):
-		b.of.by.rest(afterRefusal)
-		b.leave(0, b.size())
+		of.rest(afterRefusal)
+		leave(b.calls...)
 	default:
-		for i := range b.size() {
-			b.call(i).Err = b.Err
+		for _, c := range b.calls {
+			c.Err = b.Err
 		}
 	}
 }
 
 // leave marks calls to be sent singly.
-func (b *batch) leave(from, to int) {
-	for i := from; i < to; i++ {
-		c := b.call(i)
-		c.alone, c.inBatch, c.unanswered, c.Reply, c.Number = true, false, true, nil, 0
+func leave(calls ...*Call) {
+	for _, c := range calls {
+		c.batch, c.inBatch, c.unanswered, c.Reply, c.Number = nil, false, true, nil, 0
 	}
 }
 
@@ -179,20 +160,18 @@ func (b *batch) read() bool {
 		now, ok = number(b.Reply, 0)
 		ok = ok && more >= 0 && more%3 == 0
 	}
-	if !ok {
-		for i := range b.size() {
-			b.call(i).Err = errGarbled
+	for i, c := range b.calls {
+		switch {
+		case !ok:
+			c.Err = errGarbled
+		case i < b.releases:
+			c.Number = 1
+		default:
+			c.Number, c.inBatch = now, true
 		}
-		return false
 	}
-	for _, c := range b.releases {
-		c.Number = 1
-	}
-	for _, c := range b.acquires {
-		c.Number, c.inBatch = now, true
-	}
-	if b.Reply == nil {
-		return true
+	if !ok || b.Reply == nil {
+		return ok
 	}
 	if verdict, ok := b.Reply[1].([]any); ok {
 		b.verdict(verdict)
@@ -200,10 +179,10 @@ func (b *batch) read() bool {
 	releases, acquires := 0, 0 // left alone
 	for i := 2; i < len(b.Reply); i += 3 {
 		at, _ := number(b.Reply, i)
-		if at < 1 || int(at) > b.size() {
+		if at < 1 || int(at) > len(b.calls) {
 			continue
 		}
-		c := b.call(int(at) - 1)
+		c := b.calls[at-1]
 		what, isNumber := number(b.Reply, i+1)
 		switch {
 		case !isNumber:
@@ -216,42 +195,41 @@ func (b *batch) read() bool {
 			why, _ := text(b.Reply, i+2)
 			c.Reply, c.Err = nil, ServerError(why)
 		default:
-			b.leave(int(at)-1, int(at))
-			if int(at) <= len(b.releases) {
+			leave(c)
+			if int(at) <= b.releases {
 				releases++
 			} else {
 				acquires++
 			}
 		}
 	}
-	return (releases < 2 || releases < len(b.releases)) && (acquires < 2 || acquires < len(b.acquires))
+	return (releases < 2 || releases < b.releases) && (acquires < 2 || acquires < len(b.calls)-b.releases)
 }
 
 // verdict is the reason for refusing all acquires: the batch was late, or the guard's reason.
 func (b *batch) verdict(reply []any) {
 	code, _ := number(reply, 0)
 	now, _ := number(reply, 1)
-	for i, c := range b.acquires {
-		c.Reply = reply
-		if code == -1 && c.notAfter >= now {
-			b.leave(len(b.releases)+i, len(b.releases)+i+1)
+	for _, c := range b.calls[b.releases:] {
+		if c.Reply = reply; code == -1 && c.notAfter >= now {
+			leave(c)
 		}
 	}
 }
 
 // loadBatch loads the batch script for a call's process and guard, in the background.
-func (f *router) loadBatch(of *answer) {
+func (f *router) loadBatch(c *Call) {
 	// Copies: the call may be reused meanwhile.
-	by, at := of.by, of.process
-	keys, q := slices.Clone(of.request.keys), of.request.q
-	by.rest(afterRefusal)
+	of, at := c.batch, c.process
+	keys, q := slices.Clone(c.of.keys), c.of.q
+	of.rest(afterRefusal)
 	f.guard.wg.Go(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), f.guard.cfg.CallTimeout)
 		defer cancel()
 		p, err := f.load(ctx, at, lua.Batch, q, keys, false)
-		by.rest(afterNoUse)
+		of.rest(afterNoUse)
 		if err == nil && p == at {
-			by.rest(0)
+			of.rest(0)
 		}
 	})
 }

@@ -36,42 +36,42 @@ func TestABatchTellsEachCallItsOutcome(t *testing.T) {
 	}
 	do(t, s, "ZADD", "redlock1:queue:{waited}", "1", "x.1.30")
 	do(t, s, "SET", "redlock1:fence:{odd}", "odd")
-	release := func(key, value string) *request {
-		return &n.releasing(n.names.Texts(key, "", 0), value, "", false).ask
+	release := func(key, value string) *operation {
+		return &n.releasing(n.names.Texts(key, "", 0), value, "", false).operation
 	}
-	acquire := func(key string) *request {
+	acquire := func(key string) *operation {
 		a := n.attempt(&driver.Request{Key: key, Owner: "o/2", TTL: time.Minute, FenceFloor: uint64(time.Now().UnixMicro())}, nil)
 		a.deadline = time.Now().Add(time.Minute)
-		return &a.ask
+		return &a.operation
 	}
 	const alone = -7 // left to the single script
 	var calls []*Call
 	want := []int64{1, 0, alone, 1, 1, 0, alone}
-	for _, r := range []*request{release("mine", "o/1|1700000000000000"), release("other", "o/9|1700000000000000"), release("waited", "o/1|1700000000000000"), acquire("new"), acquire("new2"), acquire("held"), acquire("odd")} {
-		a, err := n.router.aim(p, r)
-		if err != nil || a == nil {
-			t.Fatal(a, err)
+	for _, r := range []*operation{release("mine", "o/1|1700000000000000"), release("other", "o/9|1700000000000000"), release("waited", "o/1|1700000000000000"), acquire("new"), acquire("new2"), acquire("held"), acquire("odd")} {
+		c, err := r.aim(p)
+		if err != nil || c == nil {
+			t.Fatal(c, err)
 		}
-		a.deadline = time.Now().Add(time.Minute)
-		calls = append(calls, &a.Call)
+		c.deadline = time.Now().Add(time.Minute)
+		calls = append(calls, c)
 	}
-	send, spread := n.router.gather(calls, time.Millisecond)
-	if len(send) != 1 {
+	send, batches := gather(calls, time.Millisecond)
+	if len(send) != 1 || len(batches) != 1 {
 		t.Fatalf("%d calls are not in the batch", len(send)-1)
 	}
 	n.cfg.Client.Exec(t.Context(), send)
-	spread()
+	n.router.spread(batches[0])
 	var got []int64
 	for _, c := range calls {
-		switch a := c.gathered; {
+		switch {
 		case c.Err != nil:
 			t.Error(c.Err)
 		case c.unanswered:
 			got = append(got, alone)
-		case a.granted():
+		case c.granted():
 			got = append(got, 1)
 		default:
-			got = append(got, a.code())
+			got = append(got, c.code())
 		}
 	}
 	if !slices.Equal(got, want) {

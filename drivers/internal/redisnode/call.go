@@ -7,8 +7,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-
-	"github.com/redlock-go/redlock/drivers/internal/async"
 )
 
 // A Call is one script to run. After it was handed over it belongs to its lane.
@@ -31,10 +29,20 @@ type Call struct {
 	Err    error
 	Acked  int64 // WAIT's answer: how many replicas have the connection's writes
 
-	gathered   *answer   // this call, if a batch may take it
-	unanswered bool      // a batch has left it alone: it goes again, by itself
-	deadline   time.Time // the caller's, from ctx or its start
-	ctx        context.Context
+	of       *operation // which sent it; nil: a handshake
+	process  *process
+	guard    *guarded  // to which the script was bound; nil: none
+	sent     time.Time // when its ARGV were made, or earlier
+	received time.Time
+	notAfter int64 // of an acquire: the end of its effect, by the process's clock in µs…
+	proposed int64 // …and the token that it proposes
+
+	batch      *bound // whose batch may take it; nil: none may, or one has left it alone
+	inBatch    bool   // the reply is that of a batch
+	unanswered bool   // a batch has left it alone: it goes again, by itself
+
+	ctx      context.Context
+	deadline time.Time // the caller's, or that of its operation
 
 	// The lane's mutex guards these.
 	state callState
@@ -42,14 +50,13 @@ type Call struct {
 	since time.Time // when a call on its caller's goroutine began; zero for others
 	ended bool      // its context was over at the last look
 
+	started bool // nobody waits for it: its operation hears of its end
 	// wake gets a value at the end of a call that a caller waits for. It may be kept for another
 	// call, when this one has ended.
 	wake chan struct{}
-	then interface{ finished(err error) } // callback of a call that nobody waits for…
-	term async.Term                       // …and its term
-	left error                            // why it ended without its answer
-	self [1]*Call                         // a trip of this call alone
-	done chan struct{}                    // of an in-doubt call: closed once Reply and Err are set
+	left error         // why it ended without its answer
+	self [1]*Call      // a trip of this call alone
+	done chan struct{} // of an in-doubt call: closed once Reply and Err are set
 }
 
 type callState int8
@@ -71,6 +78,65 @@ func (c *Call) result() error {
 
 // answered is a closed channel, the done of a call that nobody waited for.
 var answered = func() chan struct{} { c := make(chan struct{}); close(c); return c }()
+
+// code returns the first number of the reply.
+func (c *Call) code() int64 {
+	if c.Reply == nil {
+		return c.Number
+	}
+	if code, ok := number(c.Reply, 0); ok {
+		return code
+	}
+	return garbled
+}
+
+// learn takes the server's clock from the reply's i-th element.
+func (c *Call) learn(i int) time.Time {
+	us, _ := number(c.Reply, i)
+	return c.observe(us)
+}
+
+// observe notes the server's clock in microseconds; zero: no clock.
+func (c *Call) observe(us int64) time.Time {
+	if us == 0 {
+		return time.Time{}
+	}
+	c.process.clock.observe(us, c.sent, c.received)
+	return time.UnixMicro(us)
+}
+
+// granted reports whether an acquire was granted: 1, or a time, or a number that says with the proposed
+// token.
+func (c *Call) granted() bool { code := c.code(); return code == 1 || code > 1 && c.Reply == nil }
+
+// unknown is a counter before a grant that is not known; zero: there was none.
+const unknown = -1
+
+// voted reads the grant of an acquire: see lua/acquire.lua and lua/batch.lua. fence is 0 if the
+// reply is garbled.
+func (c *Call) voted() (fence, clock, before int64) {
+	if c.Reply == nil {
+		switch {
+		case c.proposed == 0:
+			return c.Number, c.Number, unknown
+		case c.inBatch:
+			return c.proposed, c.Number, unknown
+		case c.Number>>22 > 0:
+			before = c.proposed - c.Number>>22
+		}
+		return c.proposed, c.proposed + c.Number&(1<<22-1) - 1<<19, before
+	}
+	fence, _ = number(c.Reply, 1)
+	clock, _ = number(c.Reply, 2)
+	digits, ok := text(c.Reply, 3)
+	if ok && digits == "" {
+		return fence, clock, 0
+	}
+	if n, err := strconv.ParseInt(digits, 10, 64); err == nil && n > 0 {
+		return fence, clock, n
+	}
+	return fence, clock, unknown
+}
 
 // Around returns the commands that go before and after the script, in the same round trip. A
 // transaction with Behind leaves no lasting write.

@@ -38,7 +38,7 @@ type Server interface {
 func each(ctx context.Context, c Client, wg *async.Tracker, fn func(Server) error) error {
 	servers, err := heed(ctx, wg, func() ([]Server, error) { return c.Servers(ctx) })
 	if err != nil {
-		return err
+		return NotSent(err)
 	}
 	for _, s := range servers {
 		if err := fn(heeding{s, wg}); err != nil {

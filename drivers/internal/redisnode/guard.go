@@ -95,7 +95,7 @@ func (p *process) adopt(space string, t quorum.Terms) *guarded {
 	if known := p.guarded.Load(); known != nil && known.encoded == encoded {
 		return known
 	}
-	g := &guarded{terms: t, encoded: encoded, scripts: lua.BindGuarded(p.run, space, encoded, &t)}
+	g := &guarded{terms: t, encoded: encoded, bound: bound{scripts: lua.BindGuarded(p.run, space, encoded, &t)}}
 	p.guarded.Store(g)
 	return g
 }

@@ -29,18 +29,18 @@ func (n *Node) Lookup(ctx context.Context, key string) (*driver.State, error) {
 }
 
 func (n *Node) lookup(ctx context.Context, key string) (*driver.State, error) {
-	a, err := heed(ctx, &n.wg, func() (*answer, error) {
-		return n.router.run(async.Within(ctx, n.cfg.CallTimeout), &request{op: lua.Lookup, keys: n.inspected(nil, key), script: fixed{"0"}})
+	c, err := heed(ctx, &n.wg, func() (*Call, error) {
+		return n.ask(async.Within(ctx, n.cfg.CallTimeout), lua.Lookup, n.inspected(nil, key), "0")
 	})
 	if err != nil {
 		return nil, err
 	}
-	now := a.learn(0)
-	if now.IsZero() || len(a.Reply) != 7 {
+	now := c.learn(0)
+	if now.IsZero() || len(c.Reply) != 7 {
 		return nil, errGarbled
 	}
-	s := stateOf(key, now, a.Reply[1:1+told])
-	s.Queue = queue(a.Reply[1+told])
+	s := stateOf(key, now, c.Reply[1:1+told])
+	s.Queue = queue(c.Reply[1+told])
 	return s, nil
 }
 

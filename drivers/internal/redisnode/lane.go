@@ -8,7 +8,6 @@ import (
 
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/base"
-	"github.com/redlock-go/redlock/drivers/internal/async"
 )
 
 const (
@@ -52,8 +51,7 @@ const (
 // call timeout, because another server may have taken this one's place meanwhile; every sixteenth has
 // all of it, in case the server has only become slow.
 type lane struct {
-	node   *Node
-	gather bool // calls are put into batches
+	node *Node
 
 	mu    sync.Mutex
 	queue []*Call
@@ -70,9 +68,7 @@ type lane struct {
 	usual   time.Duration // a round trip; zero: there was none
 }
 
-func newLane(n *Node, gather bool) *lane {
-	return &lane{node: n, gather: gather, carry: make(chan int, most)}
-}
+func newLane(n *Node) *lane { return &lane{node: n, carry: make(chan int, most)} }
 
 // do runs c and returns its error; ctx has a deadline. The error ErrNotSent says that no byte
 // was sent. Any other error that is not a ServerError leaves the outcome unknown; then c.done
@@ -105,10 +101,10 @@ func (l *lane) do(ctx context.Context, c *Call) error {
 	return c.result()
 }
 
-// start is do for a call that nobody waits for: then gets its error exactly once, never from within
-// start, and no later than the end of its term, or until. It returns false if do would fail at once.
-func (l *lane) start(c *Call, term async.Term, until time.Time, then interface{ finished(error) }) bool {
-	c.ctx, c.term, c.deadline, c.then = term, term, until, then
+// start is do for a call of a started operation, which hears of its end exactly once: never from within
+// start, and no later than at its deadline. It returns false if do would fail at once.
+func (l *lane) start(c *Call) bool {
+	c.ctx, c.deadline, c.started = c.of.term, c.of.deadline, true
 	l.node.work.Add()
 	if _, err := l.enter(c); err != nil {
 		l.node.work.Done()
@@ -137,14 +133,14 @@ func (l *lane) enter(c *Call) (alone bool, err error) {
 	} else {
 		l.queue = append(l.queue, c)
 	}
-	if c.due = c.deadline; lone && c.then == nil && l.usual > 0 && l.missed == 0 && l.node.cfg.Abandon != nil && left >= max(promptly*l.usual, minTimeout) {
+	if c.due = c.deadline; lone && !c.started && l.usual > 0 && l.missed == 0 && l.node.cfg.Abandon != nil && left >= max(promptly*l.usual, minTimeout) {
 		if c.since = now; c.ctx.Done() != nil {
 			c.due = now.Add(watchEvery)
 			l.expect(c.due, now)
 		}
 		return true, nil
 	}
-	if c.then == nil && c.wake == nil {
+	if !c.started && c.wake == nil {
 		c.wake = make(chan struct{}, 1)
 	}
 	l.expect(c.due, now)
@@ -252,12 +248,12 @@ var noCalls = []*Call{}
 
 // notify tells the caller of c that the call has ended.
 func (l *lane) notify(c *Call) {
-	if c.then == nil {
+	if !c.started {
 		c.wake <- struct{}{} // has room, because it is told once
 		return
 	}
 	defer l.node.work.Done()
-	c.then.finished(c.result())
+	c.of.finished(c.result())
 }
 
 // send makes one round trip, and returns how long it took; zero: without an answer. The library gets most for
@@ -276,17 +272,18 @@ func (l *lane) send(calls []*Call, most time.Duration) time.Duration {
 	if len(calls) > 1 {
 		values = context.Background() // the batch must not have one caller's
 	}
-	sent := time.Now()
-	spread := func() {}
-	if l.gather && len(calls) > 1 {
-		calls, spread = l.node.router.gather(calls, usual)
+	sent, batches := time.Now(), []*batch(nil)
+	if len(calls) > 1 {
+		calls, batches = gather(calls, usual)
 	}
 	if err := l.exec(&sendContext{values, time.Now().Add(most)}, calls); err != nil {
 		for _, c := range calls {
 			c.Reply, c.Err = nil, err
 		}
 	}
-	spread()
+	for _, b := range batches {
+		l.node.router.spread(b)
+	}
 	if err := calls[0].Err; err != nil && !isReply(err) {
 		return 0
 	}

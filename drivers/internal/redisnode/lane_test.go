@@ -85,11 +85,11 @@ func (l *library) Close() error {
 
 // try makes one call and returns its error.
 func try(l *lane, timeout time.Duration) error {
-	return l.do(async.Within(context.Background(), timeout), &Call{})
+	return l.do(async.Within(context.Background(), timeout), &Call{Keys: []string{"k"}})
 }
 
-// gather makes calls at once, and each caller some more.
-func gather(t *testing.T, l *lane, callers, each int) {
+// crowd makes calls at once, and each caller some more.
+func crowd(t *testing.T, l *lane, callers, each int) {
 	t.Helper()
 	var wg sync.WaitGroup
 	for range callers {
@@ -109,9 +109,9 @@ func gather(t *testing.T, l *lane, callers, each int) {
 func laneTest(t *testing.T, takes time.Duration, heeds bool, test func(*testing.T, *library, *lane)) {
 	synctest.Test(t, func(t *testing.T) {
 		lib := newLibrary(takes, heeds)
-		l := newLane(lib.node(t), false)
+		l := newLane(lib.node(t))
 		t.Cleanup(l.close)
-		gather(t, l, 1, 1)
+		crowd(t, l, 1, 1)
 		test(t, lib, l)
 		<-l.node.work.Idle()
 	})
@@ -129,13 +129,13 @@ func TestCallsGatherBehindThoseUnderWay(t *testing.T) {
 			for range 2 {
 				lib.batches.Store(0)
 				start := time.Now()
-				gather(t, l, c.callers, 1)
+				crowd(t, l, c.callers, 1)
 				if n, took := lib.batches.Load(), time.Since(start); n > c.trips || took > time.Duration(c.longest)*c.takes {
 					t.Errorf("%d calls to a server %v away took %d round trips, and %v", c.callers, c.takes, n, took)
 				}
 			}
 			lib.most.Store(0)
-			gather(t, l, c.callers, 10)
+			crowd(t, l, c.callers, 10)
 			if n := lib.most.Load(); n != c.most || l.free() != 0 {
 				t.Errorf("%d callers, round trips of %v: %d were under way at once, want %d; %v are left", c.callers, c.takes, n, c.most, l.trips)
 			}
@@ -217,7 +217,7 @@ func TestACallerThatMakesItsCallHearsItsContext(t *testing.T) {
 			ctx, cancel := context.WithCancel(context.Background())
 			start := time.Now()
 			time.AfterFunc(second/2, cancel)
-			if err := l.do(async.Within(ctx, 10*second), &Call{}); !errors.Is(err, context.Canceled) {
+			if err := l.do(async.Within(ctx, 10*second), &Call{Keys: []string{"k"}}); !errors.Is(err, context.Canceled) {
 				t.Errorf("got %v", err)
 			}
 			if late := time.Since(start) - second/2; late > 100*time.Millisecond {

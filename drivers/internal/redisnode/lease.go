@@ -42,12 +42,13 @@ type Lease struct {
 
 // inDoubt is what may still take effect. Most leases have nothing of it, and a program holds many.
 type inDoubt struct {
-	tries          []inDoubtCall // of the acquisition
+	tries          []*Call       // of the acquisition
+	life           time.Duration // for how long the server keeps a lock of them
 	expires, until time.Time     // of a renewal, which may take effect until then; zero: there was none
 }
 
 // tries returns the tries of the acquisition with an unknown outcome. The caller holds l.mu.
-func (l *Lease) tries() []inDoubtCall {
+func (l *Lease) tries() []*Call {
 	if l.inDoubt == nil {
 		return nil
 	}
@@ -114,50 +115,41 @@ func (l *Lease) checkRenewal(r *driver.Renewal) error {
 // A renewal is one Renew. No other renewal of the lease runs meanwhile.
 type renewal struct {
 	operation
-	lease *Lease
-	ttl   time.Duration
-
+	lease       *Lease
 	span        *span
 	keep, least string
-	sent        time.Time // when its args were made
 	grant       driver.Grant
 }
 
 func (l *Lease) renewal(r *driver.Renewal) *renewal {
 	n := l.node
 	t := reused[renewal](&n.renewals)
-	t.lease, t.ttl, t.least, t.keep = l, r.TTL, strconv.FormatUint(r.MinFence, 10), millis(r.Keep)
-	t.span = n.span(max(r.TTL, r.Keep), l.quorum)
-	q := n.guard.of(l.quorum)
-	t.node, t.part = n, t
-	t.ask.op, t.ask.q, t.ask.ttl, t.ask.script = lua.Renew, q, r.TTL, t
-	t.ask.keys = n.fenced(t.ask.room.keys[:0], l.texts, q)
+	t.node, t.part, t.op, t.texts, t.shared, t.quorum, t.q, t.ttl = n, t, lua.Renew, l.texts, l.shared, l.quorum, n.guard.of(l.quorum), r.TTL
+	t.lease, t.least, t.keep, t.span = l, strconv.FormatUint(r.MinFence, 10), millis(r.Keep), n.span(max(r.TTL, r.Keep), l.quorum)
 	if l.shared {
-		t.ask.op, t.ask.keys = lua.RenewShared, slices.Insert(t.ask.keys, 3, n.names.Readers(l.texts.Key)) // meta is the last
+		t.op = lua.RenewShared
 	}
+	t.fence(false)
 	return t
 }
 
-// end returns the result of a renewal, and frees it if the server has answered.
+// end returns the result of a renewal, and frees it.
 func (t *renewal) end(err error) (driver.Grant, error) {
-	n, key, grant := t.node, t.lease.texts.Key, t.grant
-	if err == nil && !t.again {
-		reuse(&t.node.renewals, t, &t.operation)
-	}
+	n, key, grant := t.node, t.texts.Key, t.grant
+	reuse(&n.renewals, t, &t.operation)
 	return grant, n.explain(key, err)
 }
 
-func (t *renewal) args(p *process, args []string) []string {
+func (t *renewal) args(c *Call, args []string) []string {
 	px := "0" // the holder is done
-	switch kept := t.node.kept(t.ttl, t.lease.quorum); {
+	switch kept := t.node.kept(t.ttl, t.quorum); {
 	case t.ttl == 0:
 	case t.span.lock == kept:
 		px = t.span.px
 	default: // the lock is kept for longer than the TTL
 		px = millis(kept)
 	}
-	t.sent = time.Now()
-	return append(args, strconv.FormatInt(p.clock.at(t.deadline), 10), t.lease.value, px, t.least, t.span.life, t.keep)
+	return append(args, strconv.FormatInt(c.process.clock.at(t.deadline), 10), t.lease.value, px, t.least, t.span.life, t.keep)
 }
 
 // tell lets the next renewal of the lease run, and gives the receiver the result.
@@ -167,24 +159,24 @@ func (t *renewal) tell(err error) {
 	receiver.Renewed(t.end(err))
 }
 
-func (t *renewal) heard(a *answer, err error, late bool) error {
+func (t *renewal) heard(c *Call, err error, late bool) error {
 	l, n := t.lease, t.node
 	if err != nil {
 		if !n.unknown(err) {
 			return err
 		}
-		l.noteInDoubt(driver.Expires(t.sent, t.ttl), t.deadline)
+		l.noteInDoubt(driver.Expires(c.sent, t.ttl), t.deadline)
 		return t.failed(err, late)
 	}
-	clock := a.learn(1)
-	switch code, ok := number(a.Reply, 0); {
+	clock := c.learn(1)
+	switch code, ok := number(c.Reply, 0); {
 	case !ok:
 	case code == 1:
-		if err := n.replicated(a); err != nil {
-			l.noteInDoubt(driver.Expires(t.sent, t.ttl), time.Now())
+		if err := n.replicated(c); err != nil {
+			l.noteInDoubt(driver.Expires(c.sent, t.ttl), time.Now())
 			return err
 		}
-		l.extend(a, clock, t.ttl)
+		l.extend(c, clock, t.ttl)
 		t.grant = l.Grant()
 		return nil
 	case code == 0:
@@ -192,7 +184,7 @@ func (t *renewal) heard(a *answer, err error, late bool) error {
 	case code == -1:
 		return t.tooLate()
 	}
-	l.noteInDoubt(driver.Expires(t.sent, t.ttl), t.deadline)
+	l.noteInDoubt(driver.Expires(c.sent, t.ttl), t.deadline)
 	return errGarbled
 }
 
@@ -213,19 +205,22 @@ func (l *Lease) noteInDoubt(expires, until time.Time) {
 	}
 }
 
-func (l *Lease) extend(a *answer, clock time.Time, ttl time.Duration) {
+func (l *Lease) extend(c *Call, clock time.Time, ttl time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.expires = driver.Expires(a.sent, ttl)
-	if d := l.inDoubt; d != nil && a.received.Before(d.until) && d.expires.Before(l.expires) {
+	l.expires = driver.Expires(c.sent, ttl)
+	if d := l.inDoubt; d != nil && c.received.Before(d.until) && d.expires.Before(l.expires) {
 		l.expires = d.expires
 	}
-	l.clock, l.process, l.terms = clock.UnixMicro(), a.process, a.terms(l.quorum)
+	l.clock, l.process, l.terms = clock.UnixMicro(), c.process, nil
+	if l.quorum != nil && c.guard != nil {
+		l.terms = &c.guard.terms // with which a quorum's node answered
+	}
 }
 
 // over reports whether the lease was released. If its vote is given back, it also returns the earlier tries
 // of the acquisition: until they are answered the counter before it is unknown.
-func (l *Lease) over() (over bool, awaits []inDoubtCall) {
+func (l *Lease) over() (over bool, awaits []*Call) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.giveBack {
@@ -245,13 +240,13 @@ func (l *Lease) GiveBack(silent bool) {
 // releasing makes the release of the lease.
 func (l *Lease) releasing() *releasing {
 	t := l.node.releasing(l.texts, l.value, "", l.shared)
-	t.once = l.quorum != nil
+	t.lease, t.once = l, l.quorum != nil
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	giveBack, before, tries := l.giveBack, l.before, l.tries()
 	t.silent, l.silent, l.giveBack = l.silent, false, false
 	if giveBack && len(tries) > 0 {
-		if slices.ContainsFunc(tries, func(d inDoubtCall) bool { return !l.node.answered(d) }) {
+		if slices.ContainsFunc(tries, func(c *Call) bool { return !l.node.answered(c) }) {
 			before = unknown
 		} else if fence, counter := l.node.votes(tries); before == unknown && uint64(fence) == l.fence {
 			before = counter
@@ -281,11 +276,10 @@ func (l *Lease) Release(ctx context.Context) error {
 	if l.quorum == nil || ctx.Err() != nil {
 		ctx = async.Detached(ctx, n.cfg.CallTimeout)
 	}
-	for _, d := range awaits {
-		_ = async.Await(async.Within(ctx, voteWait), d.sent.done)
+	for _, c := range awaits {
+		_ = async.Await(async.Within(ctx, voteWait), c.done)
 	}
-	t := l.releasing()
-	found, err := t.do(ctx)
+	found, err := l.releasing().do(ctx)
 	return l.freed(ctx, found, err)
 }
 
@@ -296,7 +290,6 @@ func (l *Lease) StartRelease(term async.Term, r async.Receiver) bool {
 		return false
 	}
 	t := l.releasing()
-	t.lease = l
 	if !t.start(term, n.cfg.CallTimeout, r) {
 		reuse(&n.releasings, t, &t.operation)
 		return false
@@ -306,7 +299,8 @@ func (l *Lease) StartRelease(term async.Term, r async.Receiver) bool {
 
 // freed ends the lease after its release.
 func (l *Lease) freed(ctx context.Context, found bool, err error) error {
-	if n := l.node; err != nil {
+	n := l.node
+	if err != nil {
 		if !n.final(err) {
 			life := time.Until(l.Grant().Expires) + n.cfg.CallTimeout
 			if l.quorum != nil {
@@ -317,16 +311,17 @@ func (l *Lease) freed(ctx context.Context, found bool, err error) error {
 		return n.explain(l.texts.Key, err)
 	}
 	l.mu.Lock()
-	first := !l.released
+	first, d := !l.released, l.inDoubt
 	l.released = true
-	late := l.tries()
 	l.mu.Unlock()
-	if len(late) > 0 && first {
-		// A try of the acquisition may still arrive.
-		owner, _, _ := strings.Cut(l.value, "|")
-		l.node.cleanUp(ctx, unsettled{key: l.texts.Key, value: owner + "|", shared: l.shared, life: late[0].life, late: late})
+	if !first {
+		return nil
 	}
-	if !found && first {
+	if d != nil && len(d.tries) > 0 { // one of them may still arrive
+		owner, _, _ := strings.Cut(l.value, "|")
+		n.cleanUp(ctx, unsettled{key: l.texts.Key, value: owner + "|", shared: l.shared, life: d.life, late: d.tries})
+	}
+	if !found {
 		return driver.ErrLost
 	}
 	return nil

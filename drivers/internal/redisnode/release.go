@@ -17,25 +17,22 @@ import (
 // one, or begins with it if value ends in '|', and gives up a place in the queue, if there is one.
 type releasing struct {
 	operation
-	texts *names.Texts // the names of its keys
-	place string       // place in the queue to give up
+	place string // place in the queue to give up
 	value string
 
-	shared   bool  // it is what a reader has
 	silent   bool  // no waiter is told
 	giveBack bool  // the first try sets the counter back…
 	before   int64 // …to this
 
-	lease *Lease // of a started release
+	lease *Lease // nil: a clean-up
 	maybe bool   // an earlier try may have taken effect: then "not found" counts as found
 	found bool   // it has found such a lock
 }
 
 func (n *Node) releasing(of *names.Texts, value, place string, shared bool) *releasing {
 	t := reused[releasing](&n.releasings)
-	t.node, t.part, t.texts, t.value, t.place = n, t, of, value, place
-	t.ask.op, t.ask.script = lua.Release, t
-	t.ask.keys = append(t.ask.room.keys[:0], of.Lock, of.WaitQueue)
+	t.node, t.part, t.op, t.texts, t.value, t.place = n, t, lua.Release, of, value, place
+	t.keys = append(t.room.keys[:0], of.Lock, of.WaitQueue)
 	if shared {
 		t.share()
 	}
@@ -44,21 +41,21 @@ func (n *Node) releasing(of *names.Texts, value, place string, shared bool) *rel
 
 // share asks the script that knows readers: a reader releases, or the release met readers.
 func (t *releasing) share() {
-	t.shared, t.ask.op = true, lua.ReleaseShared
-	t.ask.keys = append(t.ask.keys[:2:2], t.node.names.Readers(t.texts.Key))
+	t.shared, t.op = true, lua.ReleaseShared
+	t.keys = append(t.keys[:2:2], t.node.names.Readers(t.texts.Key))
 }
 
 // giveBackTo makes the first try set the counter back.
 func (t *releasing) giveBackTo(before int64) {
 	t.giveBack, t.before = true, before
-	t.ask.keys = append(t.ask.keys, t.texts.Counter)
+	t.keys = append(t.keys, t.texts.Counter)
 }
 
-func (t *releasing) args(p *process, args []string) []string {
+func (t *releasing) args(c *Call, args []string) []string {
 	n := t.node
 	args = append(args, n.tells(), t.value, n.waiterChannels)
 	silent := ""
-	if left, _ := n.gap(p); left > 0 && t.place == "" || t.silent {
+	if left, _ := n.gap(c.process); left > 0 && t.place == "" || t.silent {
 		silent = "silent"
 	}
 	switch {
@@ -80,22 +77,18 @@ func (t *releasing) args(p *process, args []string) []string {
 func (t *releasing) do(ctx context.Context) (found bool, err error) {
 	err = t.run(async.Within(ctx, t.node.cfg.CallTimeout))
 	found = t.found
-	if err == nil && !t.maybe {
-		reuse(&t.node.releasings, t, &t.operation)
-	}
+	reuse(&t.node.releasings, t, &t.operation)
 	return found, err
 }
 
 // tell gives a started release's receiver the result.
 func (t *releasing) tell(err error) {
 	l, term, receiver, found := t.lease, t.term, t.receiver, t.found
-	if err == nil && !t.maybe {
-		reuse(&t.node.releasings, t, &t.operation)
-	}
+	reuse(&t.node.releasings, t, &t.operation)
 	receiver.Released(l.freed(term, found, err))
 }
 
-func (t *releasing) heard(a *answer, err error, late bool) error {
+func (t *releasing) heard(c *Call, err error, late bool) error {
 	n := t.node
 	if err != nil {
 		if isReply(err) && !n.unknown(err) {
@@ -104,7 +97,7 @@ func (t *releasing) heard(a *answer, err error, late bool) error {
 		t.maybe = t.maybe || n.unknown(err)
 		return t.failed(err, late)
 	}
-	switch code := a.code(); code {
+	switch code := c.code(); code {
 	case 0, 1, 2, 3:
 		t.found = code != 0 || t.maybe
 		return nil
@@ -149,7 +142,7 @@ type unsettled struct {
 	shared bool          // of a reader
 	life   time.Duration // when the lock has ended by itself
 	place  string        // in the wait queue, if it has one
-	late   []inDoubtCall // of an attempt
+	late   []*Call       // of an attempt
 	vote   bool          // in a quorum, which did not count it
 }
 
@@ -172,12 +165,12 @@ func (n *Node) cleanUp(ctx context.Context, t unsettled) {
 }
 
 func (n *Node) undo(ctx context.Context, t unsettled) {
-	if len(t.late) > 0 && !slices.ContainsFunc(t.late, n.answered) && (!t.vote || slices.ContainsFunc(t.late, inDoubtCall.cut)) {
+	if len(t.late) > 0 && !slices.ContainsFunc(t.late, n.answered) && (!t.vote || slices.ContainsFunc(t.late, (*Call).cut)) {
 		_ = n.release(ctx, t.key, t.value, "", t.shared)
 	}
 	most := async.Within(ctx, 2*n.cfg.CallTimeout+time.Second)
-	for _, d := range t.late { // any of them may be the last to take effect
-		n.settle(most, d)
+	for _, c := range t.late { // any of them may be the last to take effect
+		n.settle(most, c)
 	}
 	ended := async.Within(ctx, t.life)
 	if fence, before := n.votes(t.late); t.vote && before != unknown {
@@ -207,12 +200,12 @@ const stray = 100 * time.Millisecond
 // clock has certainly passed its not-after. Two bounds end the wait: most, in case the server's
 // clock is set back meanwhile, and Close, which does not wait for the not-after of a request
 // whose connection was cut.
-func (n *Node) settle(most context.Context, d inDoubtCall) {
-	past := async.Within(most, time.Until(d.process.clock.passed(d.notAfter)))
-	if async.Await(past, d.sent.done) != nil || n.answered(d) {
+func (n *Node) settle(most context.Context, c *Call) {
+	past := async.Within(most, time.Until(c.process.clock.passed(c.notAfter)))
+	if async.Await(past, c.done) != nil || n.answered(c) {
 		return
 	}
-	if d.cut() {
+	if c.cut() {
 		_ = async.Await(past, n.ending)
 		past = async.Within(past, stray)
 	}

@@ -45,7 +45,7 @@ func newRouter(n *Node) *router {
 		slots = names.Slots
 	}
 	return &router{
-		node: n, guard: n.guard, hello: newLane(n, false),
+		node: n, guard: n.guard, hello: newLane(n),
 		slots: make([]atomic.Pointer[process], slots),
 		runs:  map[string]*process{}, flights: map[flight]chan struct{}{},
 	}
@@ -165,7 +165,7 @@ func (f *router) serves(key, run string, us int64, sent, received time.Time) *pr
 			}
 			clear(f.runs)
 		}
-		p = &process{run: run, scripts: lua.Bind(run), lane: newLane(f.node, true)}
+		p = &process{run: run, bound: bound{scripts: lua.Bind(run)}, lane: newLane(f.node)}
 		f.runs[run] = p
 	}
 	f.mu.Unlock()
@@ -187,9 +187,8 @@ func (f *router) close() {
 // A process is one server process, named by its run_id, with its scripts, its clock, and the
 // calls under way to it.
 type process struct {
-	run     string // "" if INFO is not allowed
-	scripts [lua.Ops]lua.Script
-	batches batcher
+	run string // "" if INFO is not allowed
+	bound
 	guarded atomic.Pointer[guarded] // nil before the first handshake for a restart guard
 	clock   clock
 	lane    *lane
@@ -197,10 +196,9 @@ type process struct {
 
 // guarded is the knowledge about the guard of one server process, under one set of terms.
 type guarded struct {
-	terms   quorum.Terms        // immutable
-	encoded string              // the terms, as the server has them
-	scripts [lua.Ops]lua.Script // bound to the process and the terms
-	batches batcher
+	terms   quorum.Terms // immutable
+	encoded string       // the terms, as the server has them
+	bound                // to the process and the terms
 
 	ready     atomic.Bool  // a handshake succeeded: the scripts may be called
 	announced atomic.Int64 // the reported end of its quarantine
@@ -209,13 +207,11 @@ type guarded struct {
 	reviewing atomic.Bool  // one is under way
 }
 
-// A batcher has the batch script of one server process, for one guard or for none.
-type batcher struct {
-	until atomic.Int64 // no batch is sent before this Unix time in ns
+// bound are the scripts that are bound to one server process, for one guard or for none.
+type bound struct {
+	scripts [lua.Ops]lua.Script
+	until   atomic.Int64 // no batch is sent before this Unix time in ns
 }
 
-// ready reports whether a batch may be sent.
-func (b *batcher) ready(now time.Time) bool { return now.UnixNano() >= b.until.Load() }
-
 // rest lets no batch be sent for a while.
-func (b *batcher) rest(d time.Duration) { b.until.Store(time.Now().Add(d).UnixNano()) }
+func (b *bound) rest(d time.Duration) { b.until.Store(time.Now().Add(d).UnixNano()) }

@@ -219,7 +219,7 @@ func TestNothingIsSentBehindADeadline(t *testing.T) {
 		if _, err := l.Renew(late(second/10), &driver.Renewal{TTL: time.Minute}); err == nil || errors.Is(err, ErrNotSent) || lib.sent.Load() != before+1 {
 			t.Errorf("a renewal was sent %d times: %v", lib.sent.Load()-before, err)
 		}
-		if err := n.router.hello.do(late(0), &Call{}); !errors.Is(err, ErrNotSent) || !errors.Is(err, context.DeadlineExceeded) || lib.sent.Load() != before+1 {
+		if err := n.router.hello.do(late(0), &Call{Keys: []string{"k"}}); !errors.Is(err, ErrNotSent) || !errors.Is(err, context.DeadlineExceeded) || lib.sent.Load() != before+1 {
 			t.Errorf("a call was sent when its time was over: %v", err)
 		}
 	})

@@ -60,8 +60,8 @@ func TestPassedHoldsForAClockThatRunsSlower(t *testing.T) {
 // end is unknown, and a waiter would wait for a signal that never comes.
 func TestALockThatHasLessThanAMillisecondLeftEnds(t *testing.T) {
 	for pttl, want := range map[int64]time.Duration{-2: 0, -1: 0, 0: time.Millisecond, 1: time.Millisecond, 250: 250 * time.Millisecond} {
-		a := &answer{Call: Call{Reply: []any{int64(0), "redlock1:next|1|a.1.30", pttl, int64(0)}}, process: &process{}}
-		if got := held(a).RetryAfter; got != want {
+		c := &Call{Reply: []any{int64(0), "redlock1:next|1|a.1.30", pttl, int64(0)}, process: &process{}}
+		if got := held(c).RetryAfter; got != want {
 			t.Errorf("PTTL %d gives RetryAfter %v, want %v", pttl, got, want)
 		}
 	}
@@ -72,13 +72,13 @@ func TestRenewalInDoubtBoundsALongerOne(t *testing.T) {
 	now := time.Now()
 	l := &Lease{}
 	l.noteInDoubt(now.Add(time.Second), now.Add(time.Hour))
-	a := &answer{process: &process{}, sent: now, received: now}
-	l.extend(a, now, 10*time.Second)
+	c := &Call{process: &process{}, sent: now, received: now}
+	l.extend(c, now, 10*time.Second)
 	if g := l.Grant(); !g.Expires.Equal(now.Add(time.Second)) {
 		t.Errorf("the lease promises %v", g.Expires.Sub(now))
 	}
-	a.received = now.Add(2 * time.Hour)
-	l.extend(a, now, 10*time.Second)
+	c.received = now.Add(2 * time.Hour)
+	l.extend(c, now, 10*time.Second)
 	if g := l.Grant(); g.Expires.Before(now.Add(9 * time.Second)) {
 		t.Errorf("the lease promises %v when nothing is in doubt any more", g.Expires.Sub(now))
 	}

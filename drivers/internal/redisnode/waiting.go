@@ -274,7 +274,7 @@ func (q *waitQueue) listen(ctx context.Context, t *topic) {
 	q.mu.Lock()
 	listener := t.server.listener()
 	q.mu.Unlock()
-	_, err := n.router.run(ctx, &request{op: lua.Listen, keys: []string{n.names.Lock(t.key), n.names.WaitQueue(t.key)}, script: fixed{"0", listener, queueLife}})
+	_, err := n.ask(ctx, lua.Listen, []string{n.names.Lock(t.key), n.names.WaitQueue(t.key)}, "0", listener, queueLife)
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if err != nil {
