@@ -131,10 +131,9 @@ func TestLookingAndRemovingRefuseNobody(t *testing.T) {
 func TestTokensRiseOverARemovalThoughTheClockWasSetBack(t *testing.T) {
 	folder := t.TempDir()
 	b := open(t, folder)
-	l := acquire(t, b, request("k"))
-	release(t, l)
+	release(t, acquire(t, b, request("k")))
 	ahead := uint64(time.Now().Add(24 * time.Hour).UnixMicro())
-	setCounter(t, l.paths.gate, ahead) // it was given a day ahead, by a clock that was set back since
+	setCounter(t, b.files("k").gate, ahead) // it was given a day ahead, by a clock that was set back since
 	age(t, folder, time.Now().Add(-time.Minute))
 	if _, removed := b.clean(time.Now()); removed != 1 || len(files(t, folder)) != 0 {
 		t.Fatalf("%d keys were removed, and there are %v", removed, files(t, folder))
@@ -161,15 +160,15 @@ func setCounter(t *testing.T, path string, limit uint64) {
 func TestTheErrorNamesTheCountersFile(t *testing.T) {
 	folder := t.TempDir()
 	b := open(t, folder)
-	l := acquire(t, b, request("k"))
-	release(t, l)
-	setCounter(t, l.paths.gate, driver.MaxFence)
-	wantRefused(t, "the gate's end", attempt(t, folder), l.paths.gate, "largest token")
-	must(t, os.Truncate(l.paths.gate, 0))
-	wantRefused(t, "an empty gate", attempt(t, folder), l.paths.gate, "empty")
-	must(t, os.WriteFile(l.paths.gate, []byte(strings.Repeat("garbage\n", 1024)), 0o600))
-	wantRefused(t, "a damaged gate", attempt(t, folder), l.paths.gate, "damaged")
-	if err := os.Remove(l.paths.gate); err != nil { // as the errors say
+	release(t, acquire(t, b, request("k")))
+	gate := b.files("k").gate
+	setCounter(t, gate, driver.MaxFence)
+	wantRefused(t, "the gate's end", attempt(t, folder), gate, "largest token")
+	must(t, os.Truncate(gate, 0))
+	wantRefused(t, "an empty gate", attempt(t, folder), gate, "empty")
+	must(t, os.WriteFile(gate, []byte(strings.Repeat("garbage\n", 1024)), 0o600))
+	wantRefused(t, "a damaged gate", attempt(t, folder), gate, "damaged")
+	if err := os.Remove(gate); err != nil { // as the errors say
 		t.Fatal(err)
 	}
 	if err := attempt(t, folder); err != nil {

@@ -135,15 +135,19 @@ func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Leas
 	if err := b.usable(ctx); err != nil {
 		return nil, err
 	}
-	l, err := b.attempt(ctx, req)
+	p, err := b.folder.enter()
+	if err != nil {
+		return nil, err
+	}
+	l, fresh, err := b.attempt(ctx, p, req)
 	if err != nil {
 		return nil, err
 	}
 	if err := b.keep(l); err != nil {
 		return nil, err
 	}
-	if l.fresh {
-		b.cleanSome(l.place)
+	if fresh {
+		b.cleanSome(p)
 	}
 	return l, nil
 }
@@ -184,36 +188,31 @@ func (b *Backend) forget(l *Lease) {
 // at the same time.
 const attempts = 20
 
-// attempt takes the lock of req's key, or returns why it cannot.
-func (b *Backend) attempt(ctx context.Context, req *driver.Request) (*Lease, error) {
-	p, err := b.folder.enter()
-	if err != nil {
-		return nil, err
-	}
+// attempt takes the lock of req's key, or returns why it cannot. A key that had no file is fresh.
+func (b *Backend) attempt(ctx context.Context, p *place, req *driver.Request) (lease *Lease, fresh bool, err error) {
 	n := names(p, b.prefix+req.Key)
 	gate, err := b.enter(ctx, p, n)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	defer gate.free()
 	for range attempts {
 		l, fresh, err := b.take(p, n, req.Mode)
 		if err != nil {
-			return nil, err
+			return nil, false, err
 		}
 		if !l.current(n.lock) { // somebody removed it meanwhile: it excludes nobody
 			l.free()
 			continue
 		}
-		lease, err := b.grant(p, n, gate, l, req)
+		lease, err := b.grant(n.lock, gate, l, req)
 		if err != nil {
 			l.free()
-			return nil, refused(err, n.gate)
+			return nil, false, refused(err, n.gate)
 		}
-		lease.fresh = fresh
-		return lease, nil
+		return lease, fresh, nil
 	}
-	return nil, fmt.Errorf("file: %s: keeps being replaced", n.lock)
+	return nil, false, fmt.Errorf("file: %s: keeps being replaced", n.lock)
 }
 
 // take takes the lock, or returns a *driver.HeldError. The gate is locked. Only a holder has the
@@ -233,7 +232,7 @@ func (b *Backend) take(p *place, n paths, mode driver.Mode) (l *lock, fresh bool
 		ok, err := l.try(mode)
 		if err == nil && !ok {
 			held := &driver.HeldError{Server: b.boot, Clock: time.Now().Round(0)}
-			if r := holder(l.text()); r != nil && r.held {
+			if r := holder(l.text()); r != nil && r.held && r.mode == driver.Exclusive {
 				held.Holder, held.Since = r.owner, time.UnixMicro(r.since)
 			}
 			err = held
@@ -253,7 +252,7 @@ func (l *lock) free() {
 }
 
 // grant gives the holder of l its token, and writes its name into the lock file.
-func (b *Backend) grant(p *place, n paths, gate, l *lock, req *driver.Request) (*Lease, error) {
+func (b *Backend) grant(path string, gate, l *lock, req *driver.Request) (*Lease, error) {
 	now := time.Now()
 	fence, err := issue(gate.text(), b.boot, req.FenceFloor, uint64(max(req.Tokens, 1)), now)
 	if err != nil {
@@ -268,7 +267,7 @@ func (b *Backend) grant(p *place, n paths, gate, l *lock, req *driver.Request) (
 	}
 	lost := make(chan struct{})
 	lease := &Lease{
-		backend: b, place: p, paths: n, lock: l, record: r, lose: sync.OnceFunc(func() { close(lost) }),
+		backend: b, path: path, lock: l, record: r, lose: sync.OnceFunc(func() { close(lost) }),
 		grant: driver.Grant{Fence: fence, Tokens: req.Tokens, Clock: now.Round(0), Server: b.boot, Lost: lost},
 	}
 	lease.mu.Lock() // check uses the timer

@@ -62,7 +62,7 @@ func FuzzState(f *testing.F) {
 		if held%3 == 0 {
 			release(t, l)
 		}
-		for _, path := range []string{l.paths.gate, l.paths.lock} {
+		for _, path := range []string{a.files("k").gate, l.path} {
 			must(t, os.WriteFile(path, state[:], 0o600))
 		}
 		for range 2 {

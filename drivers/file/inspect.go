@@ -17,8 +17,8 @@ import (
 )
 
 // Lookup returns the state of key. It takes the lock for an instant while it has the gate, so
-// that no request is refused because of it. Of several shared holders it names only one: only
-// the kernel knows all.
+// that no request is refused because of it. It names no shared holder: only the kernel knows who
+// they are.
 func (b *Backend) Lookup(ctx context.Context, key string) (*driver.State, error) {
 	p, err := b.visit(ctx)
 	if p == nil {
@@ -102,7 +102,7 @@ func (b *Backend) look(ctx context.Context, p *place, n paths) (string, *driver.
 	if held {
 		s.Mode = mode
 		h := driver.Holder{}
-		if r.held && r.mode == mode {
+		if mode == driver.Exclusive && r.held && r.mode == mode {
 			h = driver.Holder{Owner: r.owner, Fence: r.fence, Tokens: uint32(r.seq), Since: time.UnixMicro(r.since), Address: "pid " + strconv.Itoa(r.pid)}
 		}
 		s.Holders = []driver.Holder{h}
@@ -160,10 +160,7 @@ func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 	if kind := networkKind(p.path); kind != "" {
 		add("network-file-system", driver.SeverityUnsafe, "name a folder on a local disk, or use a driver with a server", "%s is on a network file system (%s): a lock may be lost without notice, or hold on one machine only", p.path, kind)
 	}
-	switch err := tryOut(ctx, p.path); {
-	case ctx.Err() != nil:
-		return nil, ctx.Err()
-	case err != nil:
+	if err := tryOut(context.WithoutCancel(ctx), p.path); err != nil {
 		add("no-locks", driver.SeverityUnsafe, "name a folder that this user can write, on a local disk", "%v", err)
 	}
 	if p.shared && fi.Mode()&fs.ModeSticky == 0 {

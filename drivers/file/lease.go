@@ -13,9 +13,7 @@ import (
 // closed on exec.
 type Lease struct {
 	backend *Backend
-	place   *place
-	paths   paths
-	fresh   bool    // the key was new
+	path    string  // of the lock file
 	record  *record // what is written in the lock file
 	grant   driver.Grant
 	lose    func() // closes Lost
@@ -37,7 +35,7 @@ func (l *Lease) check() {
 	defer l.mu.Unlock()
 	switch {
 	case l.over:
-	case l.lock.current(l.paths.lock):
+	case l.lock.current(l.path):
 		l.timer.Reset(checkEvery)
 	default:
 		l.lose()
@@ -64,7 +62,7 @@ func (l *Lease) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, err
 	if err := ctx.Err(); err != nil {
 		return driver.Grant{}, err
 	}
-	if !l.lock.current(l.paths.lock) {
+	if !l.lock.current(l.path) {
 		return driver.Grant{}, driver.ErrLost
 	}
 	return l.grant, nil
@@ -87,30 +85,16 @@ func (l *Lease) Release(context.Context) error {
 		return nil
 	}
 	l.end()
-	if !l.lock.current(l.paths.lock) {
+	if !l.lock.current(l.path) {
 		l.lock.free()
 		return driver.ErrLost
 	}
-	l.sign()
+	if l.record.mode == driver.Exclusive { // readers are not named, and write over one another
+		l.record.held = false
+		_ = write(l.lock.text(), 0, l.record) // for people
+	}
 	l.lock.free()
 	return nil
-}
-
-// sign writes into the lock file that this holder has released the lock. The text is information
-// for people: an error here changes nothing.
-func (l *Lease) sign() {
-	if l.record.mode == driver.Shared { // other holders write there too
-		gate, err := l.backend.enter(context.Background(), l.place, l.paths)
-		if err != nil {
-			return
-		}
-		defer gate.free()
-		if r := holder(l.lock.text()); r == nil || r.fence != l.record.fence {
-			return
-		}
-	}
-	l.record.held = false
-	_ = write(l.lock.text(), 0, l.record)
 }
 
 // File returns the open lock file, to be inherited by a command (in

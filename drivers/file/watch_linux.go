@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"sync"
 	"syscall"
@@ -23,17 +24,16 @@ var _ driver.Watcher = (*Backend)(nil)
 // watch until Close.
 type watcher struct {
 	mu     sync.Mutex
-	events *os.File            // nil: there is no watch
-	fd     int                 // its descriptor: File.Fd would take it out of Go's poller
-	keys   map[string]*watched // by path
-	files  map[int32]*watched  // the same ones by wd
+	events *os.File           // nil: there is no watch
+	fd     int                // its descriptor: File.Fd would take it out of Go's poller
+	files  map[int32]*watched // by the watch descriptor
 	closed bool
 }
 
-// watched is a key's lock file and its watchers.
+// watched is a lock file and the watchers of its key.
 type watched struct {
+	place    *place
 	path     string
-	wd       int32
 	channels map[chan struct{}]struct{}
 	echo     *time.Timer
 }
@@ -69,28 +69,37 @@ func (w *watcher) add(ctx context.Context, p *place, path string) (<-chan struct
 	if err := w.start(); err != nil {
 		return nil, err
 	}
-	wd, err := w.watch(path)
+	k, err := w.watch(p, path)
+	if err != nil {
+		return nil, refused(err, path)
+	}
+	ch := make(chan struct{}, 1)
+	k.channels[ch] = struct{}{}
+	context.AfterFunc(ctx, func() { w.remove(ch) })
+	return ch, nil
+}
+
+// watch returns the file that has the path now, and makes it if there is none; the instance is open,
+// and w.mu is held.
+func (w *watcher) watch(p *place, path string) (*watched, error) {
+	const events = syscall.IN_CLOSE_WRITE | syscall.IN_ATTRIB | syscall.IN_MOVE_SELF | syscall.IN_DONT_FOLLOW
+	wd, err := syscall.InotifyAddWatch(w.fd, path, events)
 	if errors.Is(err, fs.ErrNotExist) {
 		var f *os.File
 		if f, err = p.open(path, os.O_RDWR); err == nil {
 			_ = f.Close() // it was not written to
-			wd, err = w.watch(path)
+			wd, err = syscall.InotifyAddWatch(w.fd, path, events)
 		}
 	}
 	if err != nil {
-		return nil, refused(err, path)
+		return nil, fmt.Errorf("watch %s: %w", path, err)
 	}
-	k := w.keys[path]
+	k := w.files[int32(wd)]
 	if k == nil {
-		k = &watched{path: path, wd: wd, channels: map[chan struct{}]struct{}{}}
-		w.keys[path], w.files[wd] = k, k
-	} else if k.wd != wd { // the file is a new one, and the old one's last event was not read yet
-		w.signal(k)
+		k = &watched{place: p, path: path, channels: map[chan struct{}]struct{}{}}
+		w.files[int32(wd)] = k
 	}
-	ch := make(chan struct{}, 1)
-	k.channels[ch] = struct{}{}
-	context.AfterFunc(ctx, func() { w.remove(k, ch) })
-	return ch, nil
+	return k, nil
 }
 
 // start opens the instance, unless it is open.
@@ -102,21 +111,26 @@ func (w *watcher) start() error {
 	if err != nil {
 		return fmt.Errorf("file: this user's inotify instances or this process's files are used up (fs.inotify.max_user_instances, ulimit -n): %w", err)
 	}
-	w.fd, w.events = fd, os.NewFile(uintptr(fd), "inotify")
-	w.keys, w.files = map[string]*watched{}, map[int32]*watched{}
+	w.fd, w.events, w.files = fd, os.NewFile(uintptr(fd), "inotify"), map[int32]*watched{}
 	go w.listen()
 	return nil
 }
 
-func (w *watcher) remove(k *watched, ch chan struct{}) {
+func (w *watcher) remove(ch chan struct{}) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	delete(k.channels, ch)
-	if len(k.channels) > 0 || w.keys[k.path] != k {
-		return
+	for wd, k := range w.files {
+		delete(k.channels, ch)
+		w.unwatch(wd, k)
 	}
-	delete(w.keys, k.path)
-	w.unwatch(k)
+}
+
+// unwatch ends the watch of a file that nobody waits for.
+func (w *watcher) unwatch(wd int32, k *watched) {
+	if len(k.channels) == 0 {
+		delete(w.files, wd)
+		_, _ = syscall.InotifyRmWatch(w.fd, uint32(wd)) // it may have been removed with its file
+	}
 }
 
 // close ends the instance and wakes all watchers once more.
@@ -124,10 +138,9 @@ func (w *watcher) close() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.closed = true
-	for _, k := range w.keys {
+	for _, k := range w.files {
 		k.wake()
 	}
-	clear(w.keys)
 	clear(w.files)
 	if w.events != nil {
 		_ = w.events.Close() // ends listen
@@ -148,20 +161,19 @@ func (w *watcher) listen() {
 			mask := binary.NativeEndian.Uint32(b[4:])
 			b = b[min(len(b), syscall.SizeofInotifyEvent+int(binary.NativeEndian.Uint32(b[12:]))):]
 			if mask&syscall.IN_Q_OVERFLOW != 0 {
-				for _, k := range w.keys {
-					w.signal(k)
+				for wd, k := range w.files {
+					w.signal(wd, k)
 				}
 			} else if k := w.files[wd]; k != nil {
-				w.signal(k)
+				w.signal(wd, k)
 			}
 		}
 		w.mu.Unlock()
 	}
 }
 
-// signal wakes the watchers of k, now and once more after echoAfter.
-func (w *watcher) signal(k *watched) {
-	w.follow(k)
+// signal wakes the watchers of a file, now and once more after echoAfter.
+func (w *watcher) signal(wd int32, k *watched) {
 	k.wake()
 	if k.echo != nil {
 		k.echo.Reset(echoAfter)
@@ -170,24 +182,23 @@ func (w *watcher) signal(k *watched) {
 	k.echo = time.AfterFunc(echoAfter, func() {
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		w.follow(k)
-		k.wake()
+		if w.files[wd] == k { // somebody watches still
+			w.follow(wd, k).wake()
+		}
 	})
 }
 
-// follow watches the file that has the path now, if it is another one. If there is none, the next
-// attempt makes it.
-func (w *watcher) follow(k *watched) {
-	if w.keys[k.path] != k { // nobody watches any more
-		return
+// follow moves the watchers of a file to the one that has its path now, and returns that. If it
+// cannot be watched they poll.
+func (w *watcher) follow(wd int32, k *watched) *watched {
+	next, err := w.watch(k.place, k.path)
+	if err != nil || next == k {
+		return k
 	}
-	wd, err := w.watch(k.path)
-	if err != nil || wd == k.wd {
-		return
-	}
-	w.unwatch(k)
-	k.wd = wd
-	w.files[wd] = k
+	maps.Copy(next.channels, k.channels)
+	clear(k.channels)
+	w.unwatch(wd, k)
+	return next
 }
 
 func (k *watched) wake() {
@@ -197,19 +208,4 @@ func (k *watched) wake() {
 		default: // there is a value already
 		}
 	}
-}
-
-// watch watches a file; the instance is open, and w.mu is held.
-func (w *watcher) watch(path string) (int32, error) {
-	wd, err := syscall.InotifyAddWatch(w.fd, path, syscall.IN_CLOSE_WRITE|syscall.IN_ATTRIB|syscall.IN_MOVE_SELF|syscall.IN_DONT_FOLLOW)
-	if err != nil {
-		return 0, fmt.Errorf("watch %s: %w", path, err)
-	}
-	return int32(wd), nil
-}
-
-// unwatch ends the watch of a key's file, as watch.
-func (w *watcher) unwatch(k *watched) {
-	delete(w.files, k.wd)
-	_, _ = syscall.InotifyRmWatch(w.fd, uint32(k.wd)) // it may have been removed with its file
 }
