@@ -45,9 +45,9 @@
 // goroutine ever. Taking and releasing a free key costs about 200 ns and one allocation.
 //
 // Tokens are those of [driver.NextFence]. The counter of a key that nobody has used for a
-// minute is dropped within a minute of the space's use, if there are more than a thousand: all later
-// counters start above the largest dropped one. So tokens rise even if the clock goes back, and keys
-// that are used only once do not fill the memory.
+// minute is dropped within a minute of the space's use: all later counters start above the largest
+// dropped one. So tokens rise even if the clock goes back, and keys that are used only once do not fill
+// the memory.
 //
 // As a node of a quorum it honours [driver.Request.FenceFloor], ExactFence, MinFence, the guard
 // (a longer TTL is refused) and the grace (which is added to the TTL), and refuses a request

@@ -21,21 +21,22 @@ func (b *Backend) Hold(key string) (release func()) {
 	now := time.Now()
 	e := s.entry(b.prefix+key, now)
 	s.holds++
-	h := hold{
+	h := &lease{
+		entry: e,
 		owner: fmt.Sprintf("another/%d", s.holds),
 		fence: driver.NextFence(e.counter, 0, now),
 		since: now,
 	}
 	e.counter = h.fence
-	for i := range e.holders {
-		e.holders[i].lease.lose()
+	for _, l := range e.holders {
+		l.lose()
 	}
-	e.holders = append(e.holders[:0], h)
+	e.holders = []*lease{h}
 	e.arm(now)
 	return func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		e.remove(h.owner, h.fence, time.Now())
+		e.remove(h, time.Now())
 	}
 }
 
@@ -46,7 +47,7 @@ func (b *Backend) Expire(key string) {
 	b.space.mu.Lock()
 	defer b.space.mu.Unlock()
 	if e := b.space.entries[b.prefix+key]; e != nil {
-		e.evict(time.Now(), func(*hold) bool { return true })
+		e.evict(time.Now(), func(*lease) bool { return true })
 	}
 }
 

@@ -47,16 +47,12 @@ func (b *Backend) List(ctx context.Context, prefix string, yield func(*driver.St
 func (b *Backend) state(e *entry, now time.Time) *driver.State {
 	e.purge(now)
 	queue := make([]base.Entry, 0, len(e.holders)+len(e.queue))
-	for i := range e.holders {
-		h := &e.holders[i]
-		holder := driver.Holder{Owner: h.owner, Fence: h.fence, Since: wall(h.since)}
-		if h.count > 1 {
-			holder.Tokens = h.count
+	for _, l := range e.holders {
+		holder := driver.Holder{Owner: l.owner, Fence: l.fence, Tokens: l.tokens, Since: wall(l.since)}
+		if !l.until.IsZero() {
+			holder.TTL = l.until.Sub(now)
 		}
-		if !h.until.IsZero() {
-			holder.TTL = h.until.Sub(now)
-		}
-		queue = append(queue, base.Entry{Holder: holder, Mode: h.mode})
+		queue = append(queue, base.Entry{Holder: holder, Mode: l.mode})
 	}
 	for _, w := range e.queue {
 		queue = append(queue, base.Entry{Holder: driver.Holder{Owner: w.req.Owner}, Mode: w.req.Mode})
@@ -75,7 +71,7 @@ func (b *Backend) Break(ctx context.Context, key string, h driver.Holder) error 
 		err := driver.ErrLost
 		if e := b.space.entries[b.prefix+key]; e != nil {
 			e.purge(now)
-			e.evict(now, func(other *hold) bool {
+			e.evict(now, func(other *lease) bool {
 				if other.fence == h.Fence {
 					err = nil
 				}

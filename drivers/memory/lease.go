@@ -2,53 +2,45 @@ package memory
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
 )
 
-// lease is the client's side of one acquisition. It refers to a hold, which may be lost
-// already.
+// lease is one owner's lock, and the handle of its user.
 type lease struct {
-	backend *Backend
+	backend *Backend // whose it is; nil: Hold
 	entry   *entry
 	owner   string
 	fence   uint64
 	tokens  uint32 // the length of the range; zero: one token
+	mode    driver.Mode
 	grace   time.Duration
 
 	// Guarded by the space's mutex.
-	expires time.Time
-	clock   time.Time
-	over    bool // released, or known to be lost: Release has nothing left to do
-	evicted bool // Expire, Hold, Break or the end of the session took the lock
+	since, until time.Time // of the lock; until is zero if it lasts until it is released
+	expires      time.Time // of the lease, for its user
+	clock        time.Time
+	over         bool // released, or known to be lost: Release has nothing left to do
+	evicted      bool // Expire, Hold, Break or the end of the session took the lock
 }
 
-// lease returns the handle of a grant that was made or confirmed now.
+func (l *lease) expired(now time.Time) bool { return !l.until.IsZero() && !now.Before(l.until) }
+
+// confirm sets the end of a lease that was granted or renewed now.
 //
-// Client and server have one clock here, so Expires counts from the instant of the effect,
-// unless an outage delayed the request.
-func (b *Backend) lease(e *entry, req *driver.Request, h *hold, start, now time.Time) *lease {
-	l := &lease{backend: b, entry: e, owner: h.owner, fence: h.fence, expires: expires(start, now, req.TTL), clock: now}
-	if req.Quorum != nil {
-		l.grace = req.Quorum.Grace
-	}
-	if h.count > 1 {
-		l.tokens = h.count
-	}
-	h.lease = l
-	return l
-}
-
-// expires is the end of a lease that was requested at start, or at now if start is zero.
-func expires(start, now time.Time, ttl time.Duration) time.Time {
-	if ttl == 0 {
-		return time.Time{}
-	}
+// Client and server have one clock here, so it counts from the instant of the effect, unless an outage
+// delayed the request, which was made at start then.
+func (l *lease) confirm(start, now time.Time, ttl time.Duration) *lease {
 	if start.IsZero() {
 		start = now
 	}
-	return driver.Expires(start, ttl)
+	l.expires, l.clock = time.Time{}, now
+	if ttl != 0 {
+		l.expires = driver.Expires(start, ttl)
+	}
+	return l
 }
 
 // Grant returns the grant as of the last success.
@@ -86,21 +78,20 @@ func (l *lease) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, err
 	var g driver.Grant
 	err := l.backend.call(ctx, true, func(start, now time.Time) error {
 		l.entry.purge(now)
-		h := l.entry.find(l.owner, l.fence)
-		if h == nil {
+		if !slices.Contains(l.entry.holders, l) {
 			return driver.ErrLost
 		}
 		keep := r.Keep
 		if r.TTL > 0 {
 			keep = max(keep, r.TTL+l.grace)
 		}
-		h.until = time.Time{} // no TTL: it lasts as long as its session
+		l.until = time.Time{} // no TTL: it lasts as long as its session
 		if keep > 0 {
-			h.until = now.Add(keep)
+			l.until = now.Add(keep)
 		}
 		l.entry.counter = max(l.entry.counter, r.MinFence)
 		l.entry.arm(now)
-		l.expires, l.clock = expires(start, now, r.TTL), now
+		l.confirm(start, now, r.TTL)
 		if r.TTL == 0 && r.Keep > 0 {
 			l.expires = now // the lease is over, and the lock is kept
 		}
@@ -118,7 +109,7 @@ func (l *lease) Release(context.Context) error {
 			return nil
 		}
 		l.over = true
-		if !l.entry.remove(l.owner, l.fence, now) {
+		if !l.entry.remove(l, now) {
 			return driver.ErrLost
 		}
 		return nil

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -130,8 +131,8 @@ func (b *Backend) String() string { return b.space.address }
 
 // Acquire takes the lock, or waits in its queue if req.Wait is set.
 //
-// A request whose owner has the key already is a repetition: it gets the same token, and its
-// TTL starts anew.
+// A request whose owner has the key already is a repetition: it gets the same lease, whose TTL
+// starts anew.
 func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Lease, error) {
 	if err := b.Info().Check(b.prefix, req); err != nil {
 		return nil, err
@@ -143,10 +144,10 @@ func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Leas
 	var w *waiter
 	err := b.call(ctx, false, func(start, now time.Time) error {
 		e := b.space.entry(b.prefix+req.Key, now)
-		h, err := e.take(b, req, now)
+		taken, err := e.take(b, req, now)
 		switch {
 		case err == nil:
-			l = b.lease(e, req, h, start, now)
+			l = taken.confirm(start, now, req.TTL)
 		case req.Wait && b.info.Features.Has(driver.FeatureQueueing) && errors.Is(err, driver.ErrHeld):
 			w = e.enqueue(b, req, now)
 		default:
@@ -194,16 +195,16 @@ func (b *Backend) confirm(ctx context.Context, w *waiter) (driver.Lease, error) 
 	if err != nil {
 		return nil, base.Waited(err, w.entry.abandon(w, now))
 	}
-	if w.fence == 0 {
+	if w.lease == nil {
 		return nil, nil
 	}
 	w.entry.purge(now)
-	if h := w.entry.find(w.req.Owner, w.fence); h != nil {
-		h.until = end(&w.req, now)
+	if slices.Contains(w.entry.holders, w.lease) {
+		w.lease.until = end(&w.req, now)
 		w.entry.arm(now)
-		return b.lease(w.entry, &w.req, h, start, now), nil
+		return w.lease.confirm(start, now, w.req.TTL), nil
 	}
-	w.fence = 0
+	w.lease = nil
 	w.entry = b.space.entry(w.entry.key, now) // the old one may have been dropped
 	w.entry.queue = append(w.entry.queue, w)
 	w.entry.settle(now)
@@ -276,7 +277,7 @@ func (b *Backend) Close() error {
 	b.interrupt(driver.ErrClosed)
 	for _, e := range b.space.entries {
 		if b.info.Features.Has(driver.FeatureSession) {
-			e.evict(time.Now(), func(h *hold) bool { return h.backend == b })
+			e.evict(time.Now(), func(l *lease) bool { return l.backend == b })
 		}
 		for w := range e.watches {
 			if w.backend == b {

@@ -87,21 +87,73 @@ func TestACycleAllocatesTheLeaseAlone(t *testing.T) {
 	}
 }
 
-func TestARetriedRequestHasTheTokenThatItHas(t *testing.T) {
+func TestARetriedRequestHasTheLeaseThatItHas(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := New()
 		r := request("k")
-		first := acquire(t, b, r)
+		l := acquire(t, b, r)
 		time.Sleep(ttl / 2)
-		second := acquire(t, b, r)
-		if first.Grant().Fence != second.Grant().Fence {
-			t.Errorf("tokens %d and %d", first.Grant().Fence, second.Grant().Fence)
+		if again := acquire(t, b.Peer(), r); again != l || !l.Grant().Expires.Equal(driver.Expires(time.Now(), ttl)) {
+			t.Errorf("another lease, or one until %v", again.Grant().Expires)
 		}
 		time.Sleep(ttl - 1)
 		wantHeld(t, b, request("k"))
 		wantHeld(t, b, &driver.Request{Key: "k", Owner: r.Owner, TTL: ttl, Mode: driver.Shared}) // is another request
-		release(t, second)
-		wantErr(t, "release by the first handle", first.Release(t.Context()), driver.ErrLost)
+		time.Sleep(1)
+		wantErr(t, "release after the end", l.Release(t.Context()), driver.ErrLost)
+	})
+}
+
+func reader(change ...func(*driver.Request)) *driver.Request {
+	return request("k", append(change, func(r *driver.Request) { r.Mode = driver.Shared })...)
+}
+
+// Of several readers the one that ends last counts.
+func TestAWriterHearsWhenTheLastReaderEnds(t *testing.T) {
+	b := New(&Options{Info: driver.Info{Name: "both", Features: own.Features | driver.FeatureSession, MaxTTL: MaxTTL}})
+	for _, c := range []struct{ ttl, want time.Duration }{{10, 10}, {30, 30}, {20, 30}, {0, 0}, {40, 0}} {
+		acquire(t, b, reader(func(r *driver.Request) { r.TTL = c.ttl * time.Minute }))
+		if h := wantHeld(t, b, request("k", func(r *driver.Request) { r.Owner = "w" })); h.RetryAfter.Round(time.Minute) != c.want*time.Minute {
+			t.Errorf("after a reader of %d minutes: %v, want %d minutes", c.ttl, h.RetryAfter, c.want)
+		}
+	}
+}
+
+// The tokens of readers need not be below one another's, only above those of before.
+func TestReadersJoinAboveTheLastWriter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := New()
+		w := acquire(t, b, request("k"))
+		last := w.Grant().Fence
+		release(t, w)
+		time.Sleep(time.Second)
+		readers := []driver.Lease{acquire(t, b, reader())}
+		at := func(fence uint64) func(*driver.Request) {
+			return func(r *driver.Request) { r.ExactFence = fence }
+		}
+		for range 2 {
+			readers = append(readers, acquire(t, b, reader(at(last))))
+		}
+		_, err := b.Acquire(t.Context(), reader(at(last-1)))
+		wantErr(t, "a reader below the last writer", err, driver.ErrRefused)
+		for _, l := range readers {
+			release(t, l)
+		}
+		_, err = b.Acquire(t.Context(), reader(at(last)))
+		wantErr(t, "a reader below those that have gone", err, driver.ErrRefused)
+	})
+}
+
+func TestAWatchOfAFreeKeyHearsOfTheEndOfALaterLock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := New()
+		ch, err := b.Watch(t.Context(), "k")
+		must(t, err)
+		acquire(t, b, request("k"))
+		time.Sleep(ttl)
+		if synctest.Wait(); len(ch) != 1 {
+			t.Error("no signal")
+		}
 	})
 }
 
@@ -189,31 +241,25 @@ func TestAQuorumsGuardBoundsAndItsGraceExtends(t *testing.T) {
 func TestDroppedCountersNeverLowerATokenAndFreeTheirMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := New()
+		old := func(r *driver.Request) { r.FenceFloor = 1 } // the proposal of a clock that is two seconds behind
 		var last uint64
-		for i := range 10_000 {
+		for i := range 1000 {
 			l := acquire(t, b, request(fmt.Sprint("key", i)))
 			last = l.Grant().Fence
 			release(t, l)
-			time.Sleep(100 * time.Millisecond)
 		}
-		if n := len(b.space.entries); n > 2_000 {
-			t.Errorf("%d entries are kept", n)
+		release(t, acquire(t, b, request("old", old)))
+		time.Sleep(idle)
+		release(t, acquire(t, b, request("new")))
+		if n := len(b.space.entries); n != 1001 || b.space.entries["old"] != nil {
+			t.Errorf("%d keys after a minute, want all but the old one", n)
 		}
-		kept := acquire(t, b, request("kept"))
-		time.Sleep(time.Second)
-		b.space.mu.Lock()
-		b.space.sweep(time.Now().Add(2 * idle))
-		b.space.mu.Unlock()
-		if n := len(b.space.entries); n != 0 && n != 1 {
-			t.Errorf("%d entries are kept, want at most the one that is held", n)
+		time.Sleep(idle)
+		release(t, acquire(t, b, request("new")))
+		if n := len(b.space.entries); n != 1 {
+			t.Errorf("%d keys after another minute", n)
 		}
-		if _, err := kept.Renew(t.Context(), &driver.Renewal{TTL: ttl}); err != nil && !errors.Is(err, driver.ErrLost) {
-			t.Errorf("renew: %v", err)
-		}
-		// Even a proposal from a clock far behind gives a larger token than any that
-		// was forgotten.
-		l := acquire(t, b, request("key0", func(r *driver.Request) { r.FenceFloor = 1 }))
-		if got := l.Grant().Fence; got <= last {
+		if got := acquire(t, b, request("key0", old)).Grant().Fence; got <= last {
 			t.Errorf("token %d after %d", got, last)
 		}
 	})

@@ -9,7 +9,7 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// space is the server's side, which its backends share. One mutex guards it, its entries, holds
+// space is the server's side, which its backends share. One mutex guards it, its entries, leases
 // and waiters.
 type space struct {
 	address string
@@ -25,29 +25,14 @@ type space struct {
 // entry is the state of one key.
 type entry struct {
 	space   *space
-	key     string // with the prefix
-	counter uint64 // the largest token that was given, or that a renewal set
-	before  uint64 // the counter when the first of the holders came
-	holders []hold // one exclusive, or any number of shared ones
+	key     string   // with the prefix
+	counter uint64   // the largest token that was given, or that a renewal set
+	before  uint64   // the counter when the first of the holders came
+	holders []*lease // one exclusive, or any number of shared ones
 	queue   []*waiter
 	watches map[*watch]struct{}
 	timer   *time.Timer // fires at the next expiry; stopped unless somebody waits or watches
 }
-
-// hold is one owner's lock.
-type hold struct {
-	owner string
-	fence uint64
-	count uint32 // the tokens of its range: at least one
-	mode  driver.Mode
-	since time.Time
-	until time.Time // zero: until it is released
-
-	backend *Backend // the backend that has it; nil: Hold
-	lease   *lease   // nil: not returned to a caller yet, or Hold
-}
-
-func (h *hold) expired(now time.Time) bool { return !h.until.IsZero() && !now.Before(h.until) }
 
 // waiter is one Acquire that waits in the queue.
 type waiter struct {
@@ -55,7 +40,7 @@ type waiter struct {
 	backend     *Backend
 	req         driver.Request
 	ready       chan struct{} // gets a value when one of the fields below is set
-	fence       uint64        // the token, after the grant
+	lease       *lease        // after the grant
 	interrupted error
 }
 
@@ -97,8 +82,8 @@ func (s *space) entry(key string, now time.Time) *entry {
 // sweep drops the counters that were not used for a while. A counter's value is about the time
 // of its last use in microseconds, or larger.
 func (s *space) sweep(now time.Time) {
-	old := uint64(max(0, now.Add(-idle).UnixMicro()))
-	left := map[string]*entry{} // the old map would not give its memory back
+	old := uint64(now.Add(-idle).UnixMicro()) // before 1970 all go
+	left := map[string]*entry{}               // the old map would not give its memory back
 	for key, e := range s.entries {
 		e.purge(now)
 		if e.counter < old && len(e.holders)+len(e.queue)+len(e.watches) == 0 {
@@ -111,15 +96,15 @@ func (s *space) sweep(now time.Time) {
 }
 
 // take grants the key to req at once, or says why not.
-func (e *entry) take(b *Backend, req *driver.Request, now time.Time) (*hold, error) {
-	if q := req.Quorum; q != nil && q.Guard > 0 && req.TTL > q.Guard {
+func (e *entry) take(b *Backend, req *driver.Request, now time.Time) (*lease, error) {
+	if q := req.Quorum; q != nil && q.Guard != 0 && req.TTL > q.Guard {
 		return nil, &driver.RefusedError{Reason: fmt.Sprintf("TTL %v is over the restart guard, %v", req.TTL, q.Guard)}
 	}
 	e.purge(now)
-	for i := range e.holders {
-		if h := &e.holders[i]; h.owner == req.Owner && h.mode == req.Mode {
-			h.until = end(req, now)
-			return h, nil
+	for _, l := range e.holders {
+		if l.owner == req.Owner && l.mode == req.Mode {
+			l.backend, l.until = b, end(req, now)
+			return l, nil
 		}
 	}
 	if !e.free(req.Mode) || len(e.queue) > 0 {
@@ -135,10 +120,9 @@ func (e *entry) take(b *Backend, req *driver.Request, now time.Time) (*hold, err
 	return e.grant(b, req, now), nil
 }
 
-// grant makes req's owner a holder. The result is valid until the holders change.
-func (e *entry) grant(b *Backend, req *driver.Request, now time.Time) *hold {
-	count := max(req.Tokens, 1)
-	fence := driver.NextFence(e.counter+uint64(count-1), req.FenceFloor, now)
+// grant makes req's owner a holder.
+func (e *entry) grant(b *Backend, req *driver.Request, now time.Time) *lease {
+	fence := driver.NextFence(e.counter+uint64(max(req.Tokens, 1)-1), req.FenceFloor, now)
 	if req.ExactFence != 0 {
 		fence = req.ExactFence
 	}
@@ -146,9 +130,16 @@ func (e *entry) grant(b *Backend, req *driver.Request, now time.Time) *hold {
 		e.before = e.counter
 	}
 	e.counter = max(e.counter, fence)
-	e.holders = append(e.holders, hold{owner: req.Owner, fence: fence, count: count, mode: req.Mode, since: now, until: end(req, now), backend: b})
+	l := &lease{backend: b, entry: e, owner: req.Owner, fence: fence, mode: req.Mode, since: now, until: end(req, now)}
+	if req.Tokens > 1 {
+		l.tokens = req.Tokens
+	}
+	if req.Quorum != nil {
+		l.grace = req.Quorum.Grace
+	}
+	e.holders = append(e.holders, l)
 	e.arm(now)
-	return &e.holders[len(e.holders)-1]
+	return l
 }
 
 // end returns when the server's lock ends if it grants or renews req now.
@@ -171,10 +162,10 @@ func (e *entry) free(mode driver.Mode) bool {
 // held is the verdict for a request that cannot have the key. Of several holders it is about the
 // one whose lease ends last. There is at least one: a key that nobody holds has no waiters.
 func (e *entry) held(now time.Time) *driver.HeldError {
-	last := &e.holders[0]
-	for i := range e.holders {
-		if h := &e.holders[i]; h.until.IsZero() || !last.until.IsZero() && h.until.After(last.until) {
-			last = h
+	last := e.holders[0]
+	for _, l := range e.holders {
+		if l.until.IsZero() || !last.until.IsZero() && l.until.After(last.until) {
+			last = l
 		}
 	}
 	err := &driver.HeldError{Holder: last.owner, Since: wall(last.since), Server: e.space.server, Clock: wall(now)}
@@ -187,24 +178,13 @@ func (e *entry) held(now time.Time) *driver.HeldError {
 	return err
 }
 
-// find returns the hold of exactly this acquisition: its owner and its token.
-func (e *entry) find(owner string, fence uint64) *hold {
-	for i := range e.holders {
-		if h := &e.holders[i]; h.fence == fence && h.owner == owner {
-			return h
-		}
-	}
-	return nil
-}
-
-// remove frees the hold of exactly this acquisition, if it is there.
-func (e *entry) remove(owner string, fence uint64, now time.Time) bool {
+// remove frees the key of a holder, if it is one still.
+func (e *entry) remove(l *lease, now time.Time) bool {
 	e.purge(now)
-	h := e.find(owner, fence)
-	if h == nil {
+	if !slices.Contains(e.holders, l) {
 		return false
 	}
-	h.until = now
+	l.until = now
 	e.settle(now)
 	return true
 }
@@ -218,50 +198,40 @@ var closedChannel = func() chan struct{} {
 // lose notes that the lock was taken from l, and tells the leases of its backend that one of them
 // is lost.
 func (l *lease) lose() {
-	if l == nil {
-		return
-	}
 	l.evicted = true
-	if b := l.backend; b.lost != nil {
+	if b := l.backend; b != nil && b.lost != nil {
 		close(b.lost)
 		b.lost = nil
 	}
 }
 
 // evict takes the key from the matching holders.
-func (e *entry) evict(now time.Time, match func(*hold) bool) {
-	n := len(e.holders)
-	e.holders = slices.DeleteFunc(e.holders, func(h hold) bool {
-		if match(&h) {
-			h.lease.lose()
-			return true
+func (e *entry) evict(now time.Time, match func(*lease) bool) {
+	for _, l := range e.holders {
+		if match(l) {
+			l.lose()
+			l.until = now
 		}
-		return false
-	})
-	if len(e.holders) < n {
-		e.settle(now)
 	}
+	e.purge(now)
 }
 
 // purge drops the holders whose time is over. It calls settle to pass the key on, so that a
 // caller that comes now does not overtake the queue.
 func (e *entry) purge(now time.Time) {
-	for i := range e.holders {
-		if e.holders[i].expired(now) {
-			e.settle(now)
-			return
-		}
+	if slices.ContainsFunc(e.holders, func(l *lease) bool { return l.expired(now) }) {
+		e.settle(now)
 	}
 }
 
 // settle updates the key: it drops holders whose time is over, grants the key to the first
 // waiters, and signals watchers.
 func (e *entry) settle(now time.Time) {
-	e.holders = slices.DeleteFunc(e.holders, func(h hold) bool { return h.expired(now) })
+	e.holders = slices.DeleteFunc(e.holders, func(l *lease) bool { return l.expired(now) })
 	for len(e.queue) > 0 && e.free(e.queue[0].req.Mode) {
 		w := e.queue[0]
 		e.queue = slices.Delete(e.queue, 0, 1)
-		w.fence = e.grant(w.backend, &w.req, now).fence
+		w.lease = e.grant(w.backend, &w.req, now)
 		w.wake()
 	}
 	for w := range e.watches {
@@ -274,8 +244,8 @@ func (e *entry) settle(now time.Time) {
 func (e *entry) arm(now time.Time) {
 	var next time.Time
 	if len(e.queue)+len(e.watches) > 0 {
-		for i := range e.holders {
-			if u := e.holders[i].until; !u.IsZero() && (next.IsZero() || u.Before(next)) {
+		for _, l := range e.holders {
+			if u := l.until; !u.IsZero() && (next.IsZero() || u.Before(next)) {
 				next = u
 			}
 		}
@@ -310,8 +280,8 @@ func (e *entry) enqueue(b *Backend, req *driver.Request, now time.Time) *waiter 
 
 // abandon undoes w's request. If w waited for a holder, it returns that holder.
 func (e *entry) abandon(w *waiter, now time.Time) *driver.HeldError {
-	if w.fence != 0 {
-		e.remove(w.req.Owner, w.fence, now)
+	if w.lease != nil {
+		e.remove(w.lease, now)
 		return nil
 	}
 	held := e.held(now)
