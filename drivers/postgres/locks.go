@@ -172,22 +172,24 @@ func execute(name string, n number) string {
 // writer takes a second lock, and keeps it from slice to slice. Readers check this second lock
 // before they ask for the lock.
 
-// slice returns the statement of one slice. show also takes the second lock of a waiting writer.
+// slice returns the statement of one slice. show also takes the second lock of a waiting writer. The
+// wait is a condition, which plpgsql evaluates by itself: PERFORM costs the server a fifth of the time of
+// a handoff more.
 func (q queries) slice(n number, mode driver.Mode, tokens uint32, show bool) string {
-	wait := func(call string) string {
-		return "BEGIN PERFORM " + call + "; EXCEPTION WHEN lock_not_available THEN END;"
+	wait := func(call, then string) string {
+		return "BEGIN IF " + call + " IS NULL THEN END IF;" + then + " EXCEPTION WHEN lock_not_available THEN END;"
 	}
 	if mode == driver.Exclusive {
 		first := ""
 		if show {
 			first = "SELECT pg_try_advisory_lock(" + n.writers() + "); "
 		}
-		return first + "DO $$" + wait("pg_advisory_xact_lock("+n.String()+")") + "$$; " + q.try(n, mode, tokens)
+		return first + "DO $$" + wait("pg_advisory_xact_lock("+n.String()+")", "") + "$$; " + q.try(n, mode, tokens)
 	}
 	// The end of the subtransaction releases the writers' second lock before the wait.
 	return "DO $$DECLARE passed bool := false; BEGIN " +
-		wait("pg_advisory_xact_lock_shared("+n.writers()+"); passed := true; RAISE lock_not_available") +
-		" IF passed THEN " + wait("pg_advisory_xact_lock_shared("+n.String()+")") + " END IF; END$$; " + q.try(n, mode, tokens)
+		wait("pg_advisory_xact_lock_shared("+n.writers()+")", " passed := true; RAISE lock_not_available;") +
+		" IF passed THEN " + wait("pg_advisory_xact_lock_shared("+n.String()+")", "") + " END IF; END$$; " + q.try(n, mode, tokens)
 }
 
 // literal quotes a string for SQL, whatever standard_conforming_strings is.

@@ -59,13 +59,13 @@ func (b *Backend) examine(ctx context.Context, pc *pgconn.PgConn) (srv server, p
 	}
 	// After a crash of a server process all processes but the postmaster start anew. The
 	// checkpointer's age shows it, if the role may see it (pg_monitor). With OFFSET 0 the server plans
-	// and runs that question once.
+	// and runs that question once. The function costs a new session half of what its view costs.
 	row, err := query(ctx, pc, `SELECT pg_backend_pid(), pg_is_in_recovery()::int,
 		`+microseconds("clock_timestamp() - started")+`, `+microseconds("started")+`,
 		current_setting('max_locks_per_transaction'), current_setting('max_connections')::int8 + current_setting('max_prepared_transactions')::int8,
 		`+b.fenceColumns()+`
 		FROM (SELECT greatest(pg_postmaster_start_time(),
-			(SELECT max(backend_start) FROM pg_stat_activity WHERE backend_type = 'checkpointer')) AS started OFFSET 0) AS t`+b.fenceTables())
+			(SELECT max(backend_start) FROM pg_stat_get_activity(NULL) WHERE backend_type = 'checkpointer')) AS started OFFSET 0) AS t`+b.fenceTables())
 	if err != nil {
 		return srv, 0, f, err
 	}
