@@ -171,7 +171,7 @@ func (a *attempt) enter(ctx context.Context) (alone bool, err error) {
 		if own := looked[len(looked)-1].GetResponseRange().GetKvs(); len(own) > 0 {
 			return a.found(ctx, own[0])
 		}
-		if !a.hold(looked) {
+		if a.req.Wait || !a.hold(looked) {
 			err = errForm // all conditions are true
 		}
 	}
@@ -183,13 +183,14 @@ func (a *attempt) enter(ctx context.Context) (alone bool, err error) {
 }
 
 // entry returns the part that makes the entry. If it succeeds and the attempt waits, its answers begin
-// with those to looks. If it fails, they are those to firsts, and the entry itself.
+// with those to looks. If it fails, the last one is the entry itself, after those to firsts if the attempt
+// does not wait.
 func (a *attempt) entry() *part {
 	key, owner, tokens, id := a.key, a.req.Owner, a.req.Tokens, a.s.id // add may be called when the attempt is over
 	p := &part{
 		path:      a.path,
 		more:      uint64(max(tokens, 1)) - 1,
-		otherwise: append(a.firsts(), clientv3.OpGet(key)),
+		otherwise: []clientv3.Op{clientv3.OpGet(key)},
 		add: func(expected *tokenBase) clientv3.Op {
 			return clientv3.OpPut(key, base.EntryValue(layout, expected.value, owner, tokens), clientv3.WithLease(id))
 		},
@@ -201,6 +202,7 @@ func (a *attempt) entry() *part {
 		p.then = a.looks(0)
 		return p
 	}
+	p.otherwise = append(a.firsts(), p.otherwise...)
 	for _, s := range a.spans {
 		p.conditions = append(p.conditions, clientv3.Compare(clientv3.CreateRevision(s.from), "=", 0).WithRange(s.to))
 	}

@@ -63,8 +63,8 @@
 // If no member answers for a third of the call timeout, the request goes to another one as well. If
 // answers take longer than that the driver waits longer, so that slow servers get no more to do. An
 // attempt whose outcome is unknown is undone in the background, and a release is repeated, until a
-// server has done it or the backend is closed. The undoing raises the base of the
-// tokens, which refuses the attempt's request should it arrive later.
+// server has done it or the backend is closed. The undoing is one request, which raises the base of the
+// tokens unless that has happened since: so the attempt's request is refused should it arrive later.
 //
 // # Tokens
 //

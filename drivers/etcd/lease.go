@@ -79,10 +79,12 @@ func (p *place) abandon() {
 }
 
 // remove deletes the entry. If the request that adds it may arrive later, the base of the tokens becomes
-// another one than it expects.
+// another one than it expects, unless it is that already: servers that are slow get no more to do.
 func (p *place) remove(call *base.Call) error {
-	x := &part{then: []clientv3.Op{clientv3.OpDelete(p.key)}}
+	deletion := []clientv3.Op{clientv3.OpDelete(p.key)}
+	x := &part{then: deletion}
 	if p.doubt != nil {
+		x.otherwise = deletion
 		if p.doubt.done != nil { // until then it may be sent again
 			if err := call.Await(p.doubt.done); err != nil {
 				return err

@@ -127,14 +127,15 @@ func (c counting) SendMsg(m any) error {
 	return c.ClientStream.SendMsg(m)
 }
 
-// TestRequestsOfALock: one that is free takes two with its release, and one that is held takes one; one
-// that is passed on takes five at most.
+// TestRequestsOfALock: one that is free takes two with its release, and one that is held takes one, although
+// another client has raised the base; one that is passed on takes five at most.
 func TestRequestsOfALock(t *testing.T) {
 	t.Parallel()
 	g := single(t)
 	var n atomic.Int64
 	b := counted(t, g, &n)
 	held := drivertest.Grant(t, b, drivertest.NewRequest("held", time.Minute))
+	raiseBase(t, open(t, patientURL(g, "/"+t.Name())))
 	n.Store(0)
 	if _, err := b.Acquire(t.Context(), drivertest.NewRequest("held", time.Minute)); drivertest.Verdict(err) != "held" || n.Load() > 1 {
 		t.Errorf("a held key takes %d requests, more than 1: %v", n.Load(), err)
@@ -212,28 +213,94 @@ func TestALateRequestMakesNoLock(t *testing.T) {
 	}
 }
 
-// TestAnAttemptIsUndoneByABusyServer: the servers refuse the undoing for a while.
-func TestAnAttemptIsUndoneByABusyServer(t *testing.T) {
+// TestAnAttemptIsUndone by one request, although another client has raised the base meanwhile; the servers
+// may refuse that for a while.
+func TestAnAttemptIsUndone(t *testing.T) {
 	t.Parallel()
-	var sent, undone atomic.Int64
-	ctx, giveUp := context.WithCancel(t.Context())
-	b := with(t, single(t), func(ctx context.Context, method string, req, reply any, c *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-		if moves(req) != 0 && sent.Add(1) == 1 {
-			must(t, invoke(ctx, method, req, reply, c, opts...))
-			giveUp()
-			return status.Error(codes.Unavailable, "no answer")
+	for _, refusals := range []int64{0, 2} {
+		var made, undone atomic.Int64
+		ctx, giveUp := context.WithCancel(t.Context())
+		other := open(t, patientURL(single(t), "/"+t.Name()))
+		b := with(t, single(t), func(ctx context.Context, method string, req, reply any, c *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+			if moves(req) != 0 && made.Add(1) == 1 {
+				must(t, invoke(ctx, method, req, reply, c, opts...))
+				raiseBase(t, other)
+				giveUp()
+				return status.Error(codes.Unavailable, "no answer")
+			}
+			if deletes(req) && undone.Add(1) <= refusals {
+				return rpctypes.ErrGRPCRequestTooManyRequests
+			}
+			return invoke(ctx, method, req, reply, c, opts...)
+		})
+		if _, err := b.Acquire(ctx, drivertest.NewRequest("k", time.Minute)); drivertest.Verdict(err) == "granted" {
+			t.Fatal("the attempt that was given up was granted")
 		}
-		if deletes(req) && undone.Add(1) <= 2 {
-			return rpctypes.ErrGRPCRequestTooManyRequests
+		r := drivertest.NewRequest("k", time.Minute)
+		r.Wait = true
+		drivertest.Release(t, drivertest.Grant(t, other, r))
+		must(t, b.Close())
+		if n := undone.Load() - refusals; n != 1 {
+			t.Errorf("after %d refusals an attempt is undone by %d requests", refusals, n)
+		}
+	}
+}
+
+// raiseBase raises the base of the tokens, of which other clients do not know.
+func raiseBase(t *testing.T, b driver.Backend) {
+	many := drivertest.NewRequest("raises the base", time.Minute)
+	many.Tokens = 100
+	drivertest.Release(t, drivertest.Grant(t, b, many))
+}
+
+// TestCallsThatMeetALateBase: two transactions are under way when another client raises the base. Each is
+// sent once more, and the second one expects the base that the first one stores.
+func TestCallsThatMeetALateBase(t *testing.T) {
+	t.Parallel()
+	g := single(t)
+	var holds atomic.Bool
+	held := make(chan chan struct{})
+	b := with(t, g, func(ctx context.Context, method string, req, reply any, c *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+		if moves(req) != 0 && holds.Load() {
+			goes := make(chan struct{})
+			held <- goes
+			<-goes
+			defer func() { held <- nil }() // it is answered
 		}
 		return invoke(ctx, method, req, reply, c, opts...)
 	})
-	if _, err := b.Acquire(ctx, drivertest.NewRequest("k", time.Minute)); drivertest.Verdict(err) == "granted" {
-		t.Fatal("the attempt that was given up was granted")
+	drivertest.Release(t, drivertest.Grant(t, b, drivertest.NewRequest("k", time.Minute)))
+	holds.Store(true)
+	var granted []<-chan driver.Lease
+	var first []chan struct{}
+	for i := range 2 {
+		r := drivertest.NewRequest(fmt.Sprint(i), time.Minute)
+		r.Tokens = 10
+		granted = append(granted, drivertest.Waiter(t, b, r))
+		first = append(first, <-held)
 	}
-	r := drivertest.NewRequest("k", time.Minute)
-	r.Wait = true
-	drivertest.Release(t, drivertest.Grant(t, b, r))
+	raiseBase(t, open(t, patientURL(g, "/"+t.Name())))
+	var again []chan struct{}
+	for _, goes := range first {
+		close(goes)
+		<-held
+		again = append(again, <-held)
+	}
+	for _, goes := range again {
+		close(goes)
+		<-held
+	}
+	for i, l := range granted {
+		select {
+		case lease := <-l:
+			drivertest.Release(t, lease)
+		case goes := <-held:
+			t.Errorf("call %d is sent a third time", i)
+			holds.Store(false)
+			close(goes)
+			<-held
+		}
+	}
 }
 
 // TestAnAttemptThatLeavesABatchIsUndoneAfterIt: the batch is sent again, with another base, when the
@@ -283,9 +350,7 @@ func TestAnAttemptThatLeavesABatchIsUndoneAfterIt(t *testing.T) {
 		drivertest.Release(t, <-l)
 		<-made
 	}
-	many := drivertest.NewRequest("raises the base", time.Minute)
-	many.Tokens = 100
-	drivertest.Release(t, drivertest.Grant(t, other, many))
+	raiseBase(t, other)
 	close(batch)
 	<-made // the batch, at its second try
 	wait := drivertest.NewRequest("k", time.Minute)

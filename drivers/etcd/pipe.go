@@ -158,21 +158,22 @@ func (b *Backend) send(ctx context.Context, batch []*part) {
 		}
 		b.took.Store(int64(time.Since(sent)))
 		b.saw(done.Header.Revision)
-		if answers := t.answers(done); answers != nil {
-			if !done.Succeeded {
-				b.base.CompareAndSwap(t.next, t.old) // it was refused, and raised no base
+		stored := t.old
+		if t.old != nil && !done.Succeeded {
+			if stored, err = b.learn(&t, done); err != nil {
+				outcome(batch, func(p *part) { p.sure, p.err = sure, err })
+				return
 			}
+		}
+		if answers := t.answers(done, stored); answers != nil {
 			for i, p := range batch {
 				p.answer, p.base, p.sent, p.sure = answers[i], t.next, sent, sure
 				p.rev, p.term = done.Header.Revision, done.Header.RaftTerm
 			}
 			return
 		}
-		last := done.Responses[len(done.Responses)-1].GetResponseRange()
-		current, err := b.readBase(last.GetKvs(), done.Header.Revision)
-		if err == nil {
-			b.base.Store(current)
-			err = ctx.Err()
+		if err = ctx.Err(); stored.stored == t.old.stored {
+			sure, err = false, errForm // all conditions are true
 		}
 		if err != nil {
 			outcome(batch, func(p *part) { p.sure, p.err = sure, err })
@@ -194,6 +195,7 @@ type transaction struct {
 	flat            bool       // the one part is not nested
 	first           int        // the index of the parts' first request in then
 	old, next       *tokenBase // that it expects, and that it stores; nil: it needs none
+	least           uint64     // the greatest one of the parts
 }
 
 // transaction makes the request for a batch. An entry is added only if the base of the tokens is as
@@ -202,11 +204,11 @@ type transaction struct {
 // permission for what is nested (GHSA-rfx7-8w68-q57q, until March 2026).
 func (b *Backend) transaction(ctx context.Context, batch []*part) (t transaction, err error) {
 	if slices.ContainsFunc(batch, func(p *part) bool { return p.add != nil || p.least > 0 }) {
-		more, least := uint64(0), uint64(0)
+		more, adds := uint64(0), false
 		for _, p := range batch {
-			more, least = max(more, p.more), max(least, p.least)
+			more, t.least, adds = max(more, p.more), max(t.least, p.least), adds || p.add != nil
 		}
-		if t.old, t.next, err = b.nextBase(ctx, more, least); err != nil {
+		if t.old, t.next, err = b.nextBase(ctx, adds, more, t.least); err != nil {
 			return t, err
 		}
 		t.conditions = []clientv3.Cmp{b.unchanged(t.old)}
@@ -271,8 +273,9 @@ func fits(then, otherwise []clientv3.Op, done *etcdserverpb.TxnResponse) bool {
 	return true
 }
 
-// answers returns those to the parts, or nil if the base was another one than expected.
-func (t *transaction) answers(done *clientv3.TxnResponse) (answers []*etcdserverpb.TxnResponse) {
+// answers returns those to the parts, or nil if the base that is stored is another one than expected, which
+// matters to a part unless its answers show an entry, or it only needs a base that is at least this one.
+func (t *transaction) answers(done *clientv3.TxnResponse, stored *tokenBase) (answers []*etcdserverpb.TxnResponse) {
 	all := done.Responses
 	switch {
 	case done.Succeeded && !t.flat:
@@ -282,18 +285,12 @@ func (t *transaction) answers(done *clientv3.TxnResponse) (answers []*etcdserver
 		return answers
 	case done.Succeeded:
 		all = all[t.first:]
-	case !t.flat:
-		return nil
 	case t.old != nil:
-		last := len(all) - 1
-		stored := ""
-		if kvs := all[last].GetResponseRange().GetKvs(); len(kvs) > 0 {
-			stored = string(kvs[0].Value)
-		}
-		if stored != t.old.stored {
+		all = all[:len(all)-1]
+		shows := slices.ContainsFunc(all, func(r *etcdserverpb.ResponseOp) bool { return len(r.GetResponseRange().GetKvs()) > 0 })
+		if !t.flat || !shows && (t.least == 0 || stored.value < t.least) {
 			return nil
 		}
-		all = all[:last]
 	}
 	return []*etcdserverpb.TxnResponse{{Succeeded: done.Succeeded, Responses: all}}
 }

@@ -17,6 +17,7 @@ import (
 type tokenBase struct {
 	value  uint64
 	stored string // as it is stored; empty: nothing is stored yet
+	after  string // the one that the transaction expects which stores it; empty: it was read
 }
 
 // unchanged is true on a server where the base is as it was read.
@@ -84,7 +85,7 @@ func (b *Backend) readBase(kvs []*mvccpb.KeyValue, revision int64) (*tokenBase, 
 	if err != nil {
 		return nil, err
 	}
-	return &tokenBase{value, stored}, nil
+	return &tokenBase{value: value, stored: stored}, nil
 }
 
 // fetchBase reads the base.
@@ -111,22 +112,35 @@ func (b *Backend) saw(revision int64) {
 	}
 }
 
+// learn reads the base from the answer to a transaction that failed, and returns it. Later transactions
+// expect it, unless another one follows it already.
+func (b *Backend) learn(t *transaction, done *clientv3.TxnResponse) (*tokenBase, error) {
+	read, err := b.readBase(done.Responses[len(done.Responses)-1].GetResponseRange().GetKvs(), done.Header.Revision)
+	if now := b.base.Load(); err == nil && (now == t.old || now == t.next || now.after != read.stored) {
+		b.base.CompareAndSwap(now, read)
+	}
+	return read, err
+}
+
 // nextBase returns the base that the servers most likely have, and the one to store with the
-// next entry: the same one, unless tokens lag behind the clock, or the entry has more tokens, which are
-// those before the last one, or it must be a greater one. The backend's other transaction
-// then expects the new base at once, because the server most likely sees it later.
-func (b *Backend) nextBase(ctx context.Context, more, least uint64) (old, next *tokenBase, err error) {
+// next transaction: the same one, unless it adds an entry and tokens lag behind the clock, or the entry has
+// more tokens, which are those before the last one, or it must be a greater one. The backend's other
+// transaction then expects the new base at once, because the server most likely sees it later.
+func (b *Backend) nextBase(ctx context.Context, adds bool, more, least uint64) (old, next *tokenBase, err error) {
 	if old = b.base.Load(); old == nil {
 		if old, err = b.fetchBase(ctx); err != nil {
 			return nil, nil, err
 		}
 	}
-	value, err := b.raised(ctx, old)
+	value := old.value
+	if adds {
+		value, err = b.raised(ctx, old)
+	}
 	value = max(value, old.value+more, least)
 	if err != nil || value == old.value && old.stored != "" {
 		return old, old, err
 	}
-	next = &tokenBase{value, layout + " " + strconv.FormatUint(value, 10)}
+	next = &tokenBase{value, layout + " " + strconv.FormatUint(value, 10), old.stored}
 	b.base.Store(next)
 	return old, next, nil
 }
