@@ -40,7 +40,7 @@ type conn struct {
 	queue    queue
 	round    []*statement      // sent and unanswered, in order
 	out      []byte            // the last round's bytes, whose memory serves the next
-	firsts   map[number]*op    // the first request of each lock in this round
+	firsts   map[number]*op    // the first request of each lock in the round
 	held     map[number]*lease // the leases; shared ones of one lock are a list
 	leases   int
 	class    time.Duration // that the leases and requests need
@@ -75,8 +75,10 @@ type statement struct {
 	beats  []*op         // renewals that its answer confirms
 	most   time.Duration // how long it may take on the server
 	sent   time.Time
+	rows   int     // how many it has if it succeeds
 	values []int64 // a row each; -1: null
 	err    *pgconn.PgError
+	fails  bool                    // an error is an answer, which do handles; else it ends the connection
 	do     func(*conn, *statement) // handles the answer, under the mutex
 }
 
@@ -194,14 +196,16 @@ func (c *conn) ready() {
 	st := c.round[0]
 	c.round = slices.Delete(c.round, 0, 1)
 	c.answered = st.sent
-	if st.class != 0 {
-		if st.err != nil {
-			c.fail(fmt.Errorf("idle_session_timeout was not set: %w", st.err), append(st.beats, st.ops...)...)
-			return
-		}
+	switch st.values = c.values; {
+	case st.err != nil && !st.fails: // what it has done is unknown: the end of the session makes it certain
+		c.fail(fmt.Errorf("%.40s: %w", st.sql, st.err), append(st.beats, st.ops...)...)
+		return
+	case st.err == nil && len(st.values) != st.rows:
+		c.fail(fmt.Errorf("%.40s: %d rows, not %d", st.sql, len(st.values), st.rows), append(st.beats, st.ops...)...)
+		return
+	case st.class != 0:
 		c.known = st.class
 	}
-	st.values = c.values
 	if st.do != nil {
 		st.do(c, st)
 	}
@@ -233,7 +237,6 @@ func (c *conn) fail(err error, more ...*op) {
 	close(c.lost)
 	c.timer.Stop()
 	ops, lost := append(more, c.unanswered()...), c.leases
-	c.b.locks.Add(-int64(len(c.held)))
 	c.queue, c.round, c.held, c.leases = queue{}, nil, nil, 0
 	for _, o := range ops {
 		o.finish(err)

@@ -71,8 +71,9 @@
 // process without locks keeps its connections for a minute.
 //
 // The server's lock table is made for max_locks_per_transaction times max_connections locks of
-// all kinds, 6,400 by default. A process stops at half of that, so that it does not fill the
-// table for everybody; an error names the number to raise.
+// all kinds, 6,400 by default, and all programs share it. When it is full the server refuses locks
+// to everybody, and the error names the number to raise. Raise it before a database's programs
+// hold thousands of keys at once.
 //
 // # Leases
 //
@@ -97,8 +98,8 @@
 // A token is the next number of the sequence public.dlock_fence, drawn by the statement that
 // takes the lock, once it is taken. It rises for every key, with gaps. A range has at most 256
 // tokens, each drawn from the sequence. The schema is fixed, so that roles with different search
-// paths draw from one sequence; fencing=my_schema.dlock_fence names another, for every program of
-// the database, and a second sequence is refused, and so is one that has passed 9007199254740991,
+// paths draw from one sequence; fence_schema=my_schema names another, for every program of the
+// database, and a second sequence is refused, and so is one that has passed 9007199254740991,
 // the largest token. The sequence is made at the first use if the role may; else the error has
 // the one statement that an administrator runs (Backend.SetupSQL). An unlogged one is refused.
 //
@@ -161,10 +162,11 @@
 //
 // The parameters are, besides pgx's (user, password, host, port, dbname, sslmode, sslcert,
 // sslkey, sslrootcert, sslpassword, sslsni, connect_timeout, target_session_attrs, passfile,
-// service, servicefile, krbspn, krbsrvname, options, application_name):
+// service, servicefile, krbspn, krbsrvname, options, application_name, channel_binding,
+// sslnegotiation):
 //
 //	ttl, prefix      as everywhere
-//	fencing          on, off, or my_schema.dlock_fence
+//	fence_schema     public; the schema of the sequence dlock_fence
 //	max_conns        20
 //	pooler           session
 //	restart_guard    off; a duration
@@ -172,6 +174,5 @@
 // What pools and providers add to a URL is ignored where it changes nothing here: the
 // parameters of pgxpool and of statements (pool_max_conns, default_query_exec_mode, …),
 // settings that a session makes itself (timezone, statement_timeout, lock_timeout, search_path,
-// keepalives, …), sslnegotiation, and channel_binding, which can be required only together
-// with sslmode=verify-full. Any other name is an error.
+// keepalives, …). Any other name is an error.
 package postgres

@@ -1,9 +1,9 @@
 package postgres
 
 import (
+	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -23,10 +23,9 @@ type Options struct {
 	Prefix string
 	// Notify receives background notices; see driver.Config.Notify.
 	Notify func(driver.Notice)
-	// Fencing is "on" (the default: tokens from the sequence public.dlock_fence), "off", or
-	// the sequence in another schema, "my_schema.dlock_fence", the same for all programs
-	// that use the database.
-	Fencing string
+	// FenceSchema has the sequence of the tokens, dlock_fence: the schema "public" by default, the same
+	// for all programs that use the database.
+	FenceSchema string
 	// MaxConns bounds the connections, 20 by default, at least 2. Four fifths of them may wait for
 	// a lock.
 	MaxConns int
@@ -47,7 +46,6 @@ type Options struct {
 // Backend grants advisory locks of one PostgreSQL database.
 type Backend struct {
 	opt     Options
-	schema  string        // of the sequence of tokens; empty: no tokens
 	highest atomic.Uint64 // the highest token that was given to this process
 	info    driver.Info
 	factory func(context.Context) (*pgx.Conn, error)
@@ -55,8 +53,6 @@ type Backend struct {
 	role    string // of the URL
 	warning string // of the URL; the first connection reports it
 	warned  sync.Once
-	locks   atomic.Int64 // locks that this process holds on the server
-	room    atomic.Int64 // the size of the server's lock table, estimated
 	label   atomic.Pointer[string]
 	calls   base.Calls
 
@@ -82,24 +78,19 @@ func New(factory func(context.Context) (*pgx.Conn, error), o *Options) (*Backend
 		return nil, driver.Invalid("factory", "is nil")
 	}
 	opt := base.Given(o)
-	schema, err := opt.complete()
-	if err != nil {
+	if err := opt.complete(); err != nil {
 		return nil, err
 	}
 	b := &Backend{
-		opt: opt, schema: schema, factory: factory, hot: map[number]*hotKey{},
+		opt: opt, factory: factory, hot: map[number]*hotKey{},
 		calls: base.Calls{Name: "postgres", Timeout: callTimeout},
 		info: driver.Info{
-			Name: "postgres", Features: driver.FeatureShared | driver.FeatureSession | driver.FeatureQueueing | driver.FeatureOrdered,
+			Name: "postgres", Features: driver.FeatureShared | driver.FeatureSession | driver.FeatureQueueing | driver.FeatureOrdered | driver.FeatureFencing | driver.FeatureTokens,
 			MinTTL: minTTL, MaxTTL: maxTTL,
+			TokenLag: -1, // the sequence follows the clock only when sessions begin
 		},
 	}
-	b.sql = newQueries("")
-	if schema != "" {
-		b.info.Features |= driver.FeatureFencing | driver.FeatureTokens
-		b.info.TokenLag = -1 // the sequence follows the clock only when sessions begin
-		b.sql = newQueries(b.sequence())
-	}
+	b.sql = queries{"nextval(" + literal(b.sequence()) + "::regclass)"}
 	if opt.RestartGuard > 0 {
 		b.info.MaxTTL = min(maxTTL, opt.RestartGuard)
 	}
@@ -107,22 +98,19 @@ func New(factory func(context.Context) (*pgx.Conn, error), o *Options) (*Backend
 }
 
 // complete fills in the defaults and checks the options.
-func (o *Options) complete() (schema string, err error) {
-	if o.MaxConns == 0 {
-		o.MaxConns = 20
-	}
+func (o *Options) complete() error {
+	o.MaxConns, o.FenceSchema = cmp.Or(o.MaxConns, 20), cmp.Or(o.FenceSchema, publicSchema)
 	switch {
 	case o.MaxConns < 2:
-		return "", driver.Invalid("max_conns", "must be at least 2")
+		return driver.Invalid("max_conns", "must be at least 2")
 	case o.Pooler != "" && o.Pooler != "session":
-		return "", driver.Invalid("pooler", "must be session, or empty if there is no pooler")
+		return driver.Invalid("pooler", "must be session, or empty if there is no pooler")
 	case o.RestartGuard < 0 || o.RestartGuard > 0 && o.RestartGuard < time.Second:
-		return "", driver.Invalid("restart_guard", "must be at least 1s")
+		return driver.Invalid("restart_guard", "must be at least 1s")
+	case !plainName.MatchString(o.FenceSchema):
+		return driver.Invalid("fence_schema", "must have letters, digits and underscores only, at most 63")
 	}
-	if err := base.CheckPrefix(o.Prefix); err != nil {
-		return "", err
-	}
-	return parseFence(o.Fencing)
+	return base.CheckPrefix(o.Prefix)
 }
 
 // FromPool returns a factory for New that takes connections with p's settings out of p and
@@ -197,9 +185,6 @@ func (b *Backend) acquire(ctx context.Context, w *want, wait bool) (*lease, erro
 
 // try makes one attempt, and another if its connection ends before.
 func (b *Backend) try(ctx context.Context, w *want) (*lease, error) {
-	if err := b.full(); err != nil {
-		return nil, err
-	}
 	call, err := b.calls.Begin(ctx, patience(w.ttl))
 	if err != nil {
 		return nil, err
@@ -215,15 +200,6 @@ func (b *Backend) try(ctx context.Context, w *want) (*lease, error) {
 			return l, call.Failed(err)
 		}
 	}
-}
-
-// full refuses a lock that could fill the server's lock table: one process takes at most half
-// of it. The server itself refuses only when the table is full for all clients.
-func (b *Backend) full() error {
-	if most := b.room.Load() / 2; most > 0 && b.locks.Load() >= most {
-		return &driver.RefusedError{RetryAfter: time.Second, Reason: fmt.Sprintf("postgres: this process has %d locks, half of the server's lock table: raise max_locks_per_transaction", most)}
-	}
-	return nil
 }
 
 // sawToken updates the highest token.

@@ -25,7 +25,7 @@ var passed = []string{
 	"host", "port", "user", "dbname",
 	"sslmode", "sslcert", "sslkey", "sslrootcert", "sslpassword", "sslsni",
 	"connect_timeout", "target_session_attrs", "passfile", "service", "servicefile",
-	"krbspn", "krbsrvname", "options", "application_name",
+	"krbspn", "krbsrvname", "options", "application_name", "channel_binding", "sslnegotiation",
 }
 
 // ignored are parameters that providers and pools put into a URL, and that change nothing here:
@@ -38,7 +38,6 @@ var ignored = []string{
 	"timezone", "TimeZone", "statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout",
 	"client_encoding", "datestyle", "fallback_application_name", "search_path",
 	"keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count", "tcp_user_timeout",
-	"sslnegotiation",
 }
 
 // Open reads postgres://user:password@host:port,host:port/database?name=value.
@@ -49,26 +48,22 @@ func (*Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 	}
 	o := &Options{
 		Prefix: cfg.Prefix, Notify: cfg.Notify,
-		Fencing:      p.String("fencing", "on"),
+		FenceSchema:  p.String("fence_schema", ""),
 		MaxConns:     p.Int("max_conns", 0, 2, 10000),
 		Pooler:       p.Enum("pooler", "", "session"),
 		RestartGuard: p.Duration("restart_guard", 0, time.Second),
 	}
-	password := p.String("password", "")
 	for _, name := range ignored {
 		p.Has(name)
 	}
 	p.Enum("gssencmode", "", "disable", "prefer")
-	if p.Enum("channel_binding", "", "disable", "prefer", "require") == "require" && p.Passed("sslmode") != "verify-full" {
-		return nil, driver.Invalid(`parameter "channel_binding"`, "is not possible with pgx: set sslmode=verify-full, which also proves the server's identity, or leave channel_binding out")
-	}
 	if err := p.Err(); err != nil {
 		return nil, err
 	}
-	if _, err := o.complete(); err != nil { // before any file is read
+	if err := o.complete(); err != nil { // before any file is read
 		return nil, err
 	}
-	pc, err := p.Config(password)
+	pc, err := p.Config()
 	if err != nil {
 		return nil, err
 	}

@@ -1,6 +1,7 @@
 package postgres
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,45 +18,23 @@ import (
 // key, with gaps. Its schema does not depend on a role's search path, because two sequences
 // would give tokens out of order.
 const (
-	fenceName   = "dlock_fence"
-	fenceSchema = "public"
+	fenceName    = "dlock_fence"
+	publicSchema = "public"
 )
-
-// parseFence returns the schema of the sequence; empty: no tokens.
-func parseFence(s string) (schema string, err error) {
-	switch s {
-	case "", "on":
-		return fenceSchema, nil
-	case "off":
-		return "", nil
-	}
-	schema, name, _ := strings.Cut(s, ".")
-	if name != fenceName || !plainName.MatchString(schema) {
-		return "", driver.Invalid("fencing", "must be on, off, or the sequence %s with its schema, in letters, digits and underscores: my_schema.%[1]s", fenceName)
-	}
-	return schema, nil
-}
 
 var plainName = regexp.MustCompile(`^[A-Za-z0-9_]{1,63}$`)
 
 // sequence is the name of the sequence as SQL reads it.
-func (b *Backend) sequence() string { return `"` + b.schema + `".` + fenceName }
+func (b *Backend) sequence() string { return `"` + b.opt.FenceSchema + `".` + fenceName }
 
 // SetupSQL returns the one statement that an administrator runs for a role that may not create
 // the sequence of the fencing tokens: it makes the sequence, and grants the role the rights on
-// it that the driver needs. An empty role means the role in the URL. The statement is empty if
-// fencing is off. SetupSQL asks no server.
+// it that the driver needs. An empty role means the role in the URL. SetupSQL asks no server.
 func (b *Backend) SetupSQL(role string) string {
-	if b.schema == "" {
-		return ""
-	}
-	if role == "" {
-		role = b.role
-	}
-	role = `"` + strings.ReplaceAll(role, `"`, `""`) + `"`
+	role = `"` + strings.ReplaceAll(cmp.Or(role, b.role), `"`, `""`) + `"`
 	schema := ""
-	if b.schema != fenceSchema {
-		schema = fmt.Sprintf(`CREATE SCHEMA IF NOT EXISTS "%s"; GRANT USAGE ON SCHEMA "%[1]s" TO %s; `, b.schema, role)
+	if b.opt.FenceSchema != publicSchema {
+		schema = fmt.Sprintf(`CREATE SCHEMA IF NOT EXISTS "%s"; GRANT USAGE ON SCHEMA "%[1]s" TO %s; `, b.opt.FenceSchema, role)
 	}
 	return fmt.Sprintf("DO $$BEGIN %sCREATE SEQUENCE IF NOT EXISTS %s AS int8; GRANT USAGE, UPDATE ON SEQUENCE %[2]s TO %s; END$$", schema, b.sequence(), role)
 }
@@ -98,7 +77,7 @@ func (b *Backend) fenceColumns() string {
 		CASE WHEN c.relkind = 'S' THEN (has_sequence_privilege(c.oid, 'UPDATE') AND has_sequence_privilege(c.oid, 'USAGE, SELECT'))::int ELSE 0 END,
 		current_user,
 		(SELECT string_agg(quote_ident(n.nspname) || '.' || relname, ', ') FROM pg_class JOIN pg_namespace AS n ON n.oid = relnamespace
-			WHERE relname = '` + fenceName + `' AND relkind = 'S' AND relpersistence <> 't' AND nspname <> ` + literal(b.schema) + `),
+			WHERE relname = '` + fenceName + `' AND relkind = 'S' AND relpersistence <> 't' AND nspname <> ` + literal(b.opt.FenceSchema) + `),
 		CASE WHEN c.relkind = 'S' AND NOT pg_is_in_recovery() AND has_sequence_privilege(c.oid, 'USAGE, SELECT') THEN
 			CASE WHEN pg_sequence_last_value(c.oid::regclass) >= ` + strconv.FormatUint(driver.MaxFence, 10) + ` THEN 2
 			ELSE (coalesce(pg_sequence_last_value(c.oid::regclass), 0) < ` + least + `)::int END ELSE 0 END`
@@ -106,7 +85,7 @@ func (b *Backend) fenceColumns() string {
 
 // fenceTables returns the tables of these columns: one row, with nulls if there is no sequence.
 func (b *Backend) fenceTables() string {
-	return ` LEFT JOIN (pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace AND n.nspname = ` + literal(b.schema) + `
+	return ` LEFT JOIN (pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace AND n.nspname = ` + literal(b.opt.FenceSchema) + `
 		LEFT JOIN pg_sequence AS s ON s.seqrelid = c.oid) ON c.relname = '` + fenceName + `'`
 }
 
@@ -177,9 +156,9 @@ func (b *Backend) createFence(ctx context.Context, pc *pgconn.PgConn, f fenceSta
 	}
 	switch e.Code {
 	case codePermission:
-		return fix("there is no sequence "+b.sequence()+" for the fencing tokens, and the role may not create it (fencing=off does not need it)", b.SetupSQL(f.role))
+		return fix("there is no sequence "+b.sequence()+" for the fencing tokens, and the role may not create it", b.SetupSQL(f.role))
 	case codeNoSchema:
-		return fix("there is no schema "+b.schema+" for the sequence of the fencing tokens (fencing=my_schema."+fenceName+" names another)", b.SetupSQL(f.role))
+		return fix("there is no schema "+b.opt.FenceSchema+" for the sequence of the fencing tokens (fence_schema names another)", b.SetupSQL(f.role))
 	}
 	return err
 }
@@ -190,11 +169,11 @@ func (b *Backend) checkFence(f fenceState) error {
 	seq := b.sequence()
 	switch {
 	case f.others != "":
-		return &driver.RefusedError{Reason: fmt.Sprintf("postgres: tokens come from %s.%s, and there is a second sequence of them: %s; set fencing to the one that is in use everywhere, and drop the other", b.schema, fenceName, f.others)}
+		return &driver.RefusedError{Reason: fmt.Sprintf("postgres: tokens come from %s.%s, and there is a second sequence of them: %s; set fence_schema to the one in use everywhere, and drop the other", b.opt.FenceSchema, fenceName, f.others)}
 	case !f.exists:
 		return &driver.RefusedError{Reason: "postgres: the sequence " + seq + " was dropped during the setup"}
 	case !f.sequence:
-		return &driver.RefusedError{Reason: "postgres: " + seq + " is not a sequence (parameter fencing)"}
+		return &driver.RefusedError{Reason: "postgres: " + seq + " is not a sequence"}
 	case !f.logged:
 		return fix("the sequence "+seq+" is unlogged: after a crash it would give the same tokens again", "ALTER SEQUENCE "+seq+" SET LOGGED")
 	case !f.rises:

@@ -71,7 +71,6 @@ func TestARoleWithoutRightsGetsTheStatementToRun(t *testing.T) {
 		token(t, opener(t, url))
 		run(t, db, "DROP SEQUENCE dlock_fence", "REVOKE CREATE ON SCHEMA public FROM \"some body\"", "CREATE SEQUENCE dlock_fence")
 	}
-	token(t, opener(t, url+"&fencing=off"))
 }
 
 func TestASecondSequenceIsRefusedByName(t *testing.T) {
@@ -80,14 +79,14 @@ func TestASecondSequenceIsRefusedByName(t *testing.T) {
 	db := admin(t, s.URL())
 	run(t, db, "CREATE SCHEMA app")
 	token(t, opener(t, s.URL()))
-	refused(t, opener(t, s.URL()+"&fencing=app.dlock_fence"), "public.dlock_fence", "app.dlock_fence")
+	refused(t, opener(t, s.URL()+"&fence_schema=app"), "public.dlock_fence", "app.dlock_fence")
 	if n := count(t, db, "SELECT count(*) FROM pg_class WHERE relname = 'dlock_fence'"); n != 1 {
 		t.Errorf("%d sequences", n)
 	}
 	run(t, db, "CREATE SEQUENCE app.dlock_fence")
 	refused(t, opener(t, s.URL()), "public.dlock_fence", "app.dlock_fence")
 	run(t, db, "DROP SEQUENCE public.dlock_fence")
-	token(t, opener(t, s.URL()+"&fencing=app.dlock_fence"))
+	token(t, opener(t, s.URL()+"&fence_schema=app"))
 }
 
 // Other causes may lie behind a refusal, and the server's clock may be wrong.

@@ -75,15 +75,7 @@ var (
 )
 
 // queries makes the SQL for locks and tokens.
-type queries struct{ token string }
-
-// newQueries returns the queries that draw tokens from a sequence; empty: no tokens.
-func newQueries(sequence string) queries {
-	if sequence == "" {
-		return queries{"1"}
-	}
-	return queries{"nextval(" + literal(sequence) + "::regclass)"}
-}
+type queries struct{ token string } // the expression that draws one
 
 // last returns an expression that draws n tokens and is the last of them. Other keys may draw from
 // the sequence in between: then the n numbers up to the last one are not all drawn here, and all are
@@ -179,11 +171,11 @@ func (q queries) slice(n number, mode driver.Mode, tokens uint32, show bool) str
 	wait := func(call, then string) string {
 		return "BEGIN IF " + call + " IS NULL THEN END IF;" + then + " EXCEPTION WHEN lock_not_available THEN END;"
 	}
+	first := ""
+	if show {
+		first = "SELECT pg_try_advisory_lock(" + n.writers() + "); "
+	}
 	if mode == driver.Exclusive {
-		first := ""
-		if show {
-			first = "SELECT pg_try_advisory_lock(" + n.writers() + "); "
-		}
 		return first + "DO $$" + wait("pg_advisory_xact_lock("+n.String()+")", "") + "$$; " + q.try(n, mode, tokens)
 	}
 	// The end of the subtransaction releases the writers' second lock before the wait.

@@ -2,7 +2,6 @@ package postgres
 
 import (
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
@@ -29,6 +28,7 @@ func (c *conn) plan() (out []*statement) {
 	unlocks, locks, beats := q.unlocks[:n:n], q.locks[:m:m], q.beats
 	q.unlocks, q.locks, q.beats = q.unlocks[n:], q.locks[m:], nil
 	guarded := time.Now().Before(c.server.notBefore)
+	clear(c.firsts)
 	var unlock, lock [2][]*op // by mode
 	for _, o := range unlocks {
 		if l := o.l; c.held[l.number] != l || l.next != nil { // not the last of several shared leases
@@ -63,10 +63,10 @@ func (c *conn) plan() (out []*statement) {
 			later = append(later, o)
 			continue
 		case c.held[l.number] != nil:
-			single = append(single, &statement{sql: c.b.sql.again(l.number), ops: []*op{o}, do: (*conn).locked})
+			single = append(single, lockStatement(c.b.sql.again(l.number), o))
 		case l.tokens > 0:
 			c.firsts[l.number] = o
-			single = append(single, &statement{sql: c.b.sql.try(l.number, l.mode, l.tokens), ops: []*op{o}, do: (*conn).locked})
+			single = append(single, lockStatement(c.b.sql.try(l.number, l.mode, l.tokens), o))
 		default:
 			c.firsts[l.number] = o
 			lock[l.mode] = append(lock[l.mode], o)
@@ -82,16 +82,20 @@ func (c *conn) plan() (out []*statement) {
 			out = append(out, tell(class))
 		}
 	}
-	for mode := range unlock {
-		out = many(out, unlockNames[mode], unlock[mode], (*conn).unlocked)
+	for mode, ops := range unlock {
+		if len(ops) > 0 {
+			out = append(out, &statement{sql: executeAll(unlockNames[mode], ops), ops: ops, rows: len(ops), do: (*conn).unlocked})
+		}
 	}
-	for mode := range lock {
-		out = many(out, lockNames[mode], lock[mode], (*conn).locked)
+	for mode, ops := range lock {
+		if len(ops) > 0 {
+			out = append(out, lockStatement(executeAll(lockNames[mode], ops), ops...))
+		}
 	}
 	out = append(out, single...)
 	if len(beats) > 0 {
 		if len(out) == 0 || c.b.opt.Pooler != "" {
-			out = append(out, &statement{sql: beat, do: (*conn).beaten})
+			out = append(out, &statement{sql: beat, rows: 1, do: (*conn).beaten})
 		}
 		out[len(out)-1].beats = beats
 	}
@@ -121,65 +125,44 @@ func (s *server) guarded() error {
 	return &driver.RefusedError{RetryAfter: time.Until(s.notBefore), Reason: "postgres: the server was started less than the restart guard ago, and may have forgotten locks"}
 }
 
-// many appends the statement that executes a prepared one for requests, if there are any.
-func many(out []*statement, name string, ops []*op, do func(*conn, *statement)) []*statement {
-	if len(ops) == 0 {
-		return out
-	}
-	return append(out, &statement{sql: executeAll(name, ops), ops: ops, do: do})
+// lockStatement has a row for each of these requests for locks.
+func lockStatement(sql string, ops ...*op) *statement {
+	return &statement{sql: sql, ops: ops, rows: len(ops), fails: true, do: (*conn).locked}
 }
 
 // locked handles the answer to locks. After an error some of them may be granted, because a
 // lock stays if a later part of its statement fails. So locked unlocks all of them, except
 // those that the connection held before (shared locks), and then refuses all requests.
 func (c *conn) locked(st *statement) {
-	switch {
-	case st.err == nil && len(st.values) == len(st.ops):
+	if st.err == nil {
 		now := time.Now()
 		for i, o := range st.ops {
 			c.decide(o, st.values[i], st.sent, now)
 		}
 		return
-	case st.err == nil:
-		c.fail(fmt.Errorf("%d rows for %d locks", len(st.values), len(st.ops)), st.ops...)
-		return
-	}
-	unlocks := ""
-	for _, o := range st.ops {
-		if c.held[o.l.number] == nil {
-			unlocks += execute(unlockNames[o.l.mode], o.l.number) + "; "
-		}
 	}
 	err := refusalOf(st.err)
-	refuse := func(c *conn) {
+	clean := &statement{ops: st.ops, do: func(_ *conn, st *statement) {
 		for _, o := range st.ops {
-			delete(c.firsts, o.l.number)
 			o.finish(err)
 		}
+	}}
+	for _, o := range st.ops {
+		if c.held[o.l.number] == nil {
+			clean.sql += execute(unlockNames[o.l.mode], o.l.number) + "; "
+			clean.rows++
+		}
 	}
-	if unlocks == "" {
-		refuse(c)
+	if clean.rows == 0 {
+		clean.do(c, clean)
 		return
 	}
-	c.cleanUp(unlocks, st.ops, refuse)
-}
-
-// cleanUp unlocks the locks that ops may have taken, and afterwards calls the function then.
-// The mutex is held.
-func (c *conn) cleanUp(unlocks string, ops []*op, then func(*conn)) {
-	c.write(&statement{sql: unlocks, ops: ops, do: func(c *conn, st *statement) {
-		if st.err != nil {
-			c.fail(fmt.Errorf("a lock could not be given back: %w", st.err), st.ops...)
-			return
-		}
-		then(c)
-	}})
+	c.write(clean)
 }
 
 // decide answers a request: with a token it is granted, without one refused.
 func (c *conn) decide(o *op, token int64, sent, now time.Time) {
 	l := o.l
-	delete(c.firsts, l.number)
 	if token <= 0 {
 		o.finish(&driver.HeldError{Server: c.server.id})
 		return
@@ -205,17 +188,12 @@ func (c *conn) decide(o *op, token int64, sent, now time.Time) {
 
 // grant enters a lease that was requested at sent.
 func (c *conn) grant(l *lease, token int64, sent, now time.Time) {
-	l.c, l.start, l.since = c, sent, now
-	if c.b.schema != "" {
-		if l.fence = uint64(token); l.fence <= driver.MaxFence {
-			c.b.sawToken(l.fence)
-		}
+	l.c, l.start, l.since, l.fence = c, sent, now, uint64(token)
+	if l.fence <= driver.MaxFence {
+		c.b.sawToken(l.fence)
 	}
 	l.next = c.held[l.number]
 	c.held[l.number] = l
-	if l.next == nil {
-		c.b.locks.Add(1)
-	}
 	c.leases++
 	c.schedule(l.since)
 }
@@ -232,21 +210,11 @@ func (c *conn) remove(l *lease) {
 	}
 	if c.held[l.number] = l.next; l.next == nil {
 		delete(c.held, l.number)
-		c.b.locks.Add(-1)
 	}
 }
 
-// unlocked handles the answer to unlocks: false means that the session did not have the lock. After an
-// error the outcome is unknown, and the end of the session makes it certain.
+// unlocked handles the answer to unlocks: false means that the session did not have the lock.
 func (c *conn) unlocked(st *statement) {
-	switch {
-	case st.err != nil:
-		c.fail(fmt.Errorf("unlock: %w", st.err), st.ops...)
-		return
-	case len(st.values) != len(st.ops):
-		c.fail(fmt.Errorf("%d rows for %d unlocks", len(st.values), len(st.ops)), st.ops...)
-		return
-	}
 	for i, o := range st.ops {
 		c.remove(o.l)
 		if st.values[i] != 1 {
@@ -260,10 +228,7 @@ func (c *conn) unlocked(st *statement) {
 // beaten handles the answer to a heartbeat. If it comes from another server process, a pooler
 // that does not pool sessions has given the locks to another client.
 func (c *conn) beaten(st *statement) {
-	switch {
-	case st.err != nil:
-		c.fail(fmt.Errorf("heartbeat: %w", st.err), st.beats...)
-	case len(st.values) != 1 || st.values[0] != int64(c.w.pid):
+	if st.values[0] != int64(c.w.pid) {
 		c.fail(errors.New("the pooler has changed the server process under a session"), st.beats...)
 	}
 }

@@ -68,7 +68,9 @@ func TestAWrongPasswordIsARefusalInWordsWithoutThePassword(t *testing.T) {
 	if all := fmt.Sprintf("%v %+v %#v %s", err, err, err, b); strings.Contains(all, canary) {
 		t.Errorf("the password is in %s", all)
 	}
-	drivertest.Release(t, must(t, opener(t, s.URLFor("alice", "right")+"&fencing=off"), request("k", time.Minute)))
+	token(t, opener(t, s.URL())) // makes the sequence
+	once(t, s.URL(), "GRANT USAGE, UPDATE ON SEQUENCE dlock_fence TO alice")
+	token(t, opener(t, s.URLFor("alice", "right")))
 }
 
 func TestARestartGuardKeepsAYoungServerFromGranting(t *testing.T) {

@@ -31,10 +31,8 @@ func (b *Backend) setUp(ctx context.Context, c *pgx.Conn) (*wireConn, server, er
 	if err != nil {
 		return nil, srv, err
 	}
-	if b.schema != "" {
-		if err := b.ensureFence(ctx, pc, f); err != nil {
-			return nil, srv, err
-		}
+	if err := b.ensureFence(ctx, pc, f); err != nil {
+		return nil, srv, err
 	}
 	if err := exec(ctx, pc, b.settings(srv, pc.ParameterStatus("application_name"))+b.sql.prepare()); err != nil {
 		return nil, srv, err
@@ -49,7 +47,7 @@ func (b *Backend) setUp(ctx context.Context, c *pgx.Conn) (*wireConn, server, er
 // examine refuses a server that is too old, a standby, and a pooler, and looks for the
 // sequence of the tokens.
 func (b *Backend) examine(ctx context.Context, pc *pgconn.PgConn) (srv server, pid int64, f fenceState, err error) {
-	srv = server{version: major(pc.ParameterStatus("server_version"))}
+	_, _ = fmt.Sscanf(pc.ParameterStatus("server_version"), "%d", &srv.version) // 15 of "15.4 (Debian 15.4-1)"
 	asked := time.Now()
 	if pc.ParameterStatus("crdb_version") != "" {
 		return srv, 0, f, &driver.RefusedError{Reason: "postgres: the server is CockroachDB, whose advisory locks exclude nobody: take the locks on PostgreSQL"}
@@ -62,7 +60,6 @@ func (b *Backend) examine(ctx context.Context, pc *pgconn.PgConn) (srv server, p
 	// and runs that question once. The function costs a new session half of what its view costs.
 	row, err := query(ctx, pc, `SELECT pg_backend_pid(), pg_is_in_recovery()::int,
 		`+microseconds("clock_timestamp() - started")+`, `+microseconds("started")+`,
-		current_setting('max_locks_per_transaction'), current_setting('max_connections')::int8 + current_setting('max_prepared_transactions')::int8,
 		`+b.fenceColumns()+`
 		FROM (SELECT greatest(pg_postmaster_start_time(),
 			(SELECT max(backend_start) FROM pg_stat_get_activity(NULL) WHERE backend_type = 'checkpointer')) AS started OFFSET 0) AS t`+b.fenceTables())
@@ -81,8 +78,7 @@ func (b *Backend) examine(ctx context.Context, pc *pgconn.PgConn) (srv server, p
 		srv.notBefore = asked.Add(guard - uptime)
 	}
 	srv.id = string(row[3])
-	b.room.Store(value(row[4]) * value(row[5]))
-	return srv, pid, readFence(row[6:]), nil
+	return srv, pid, readFence(row[4:]), nil
 }
 
 // settings returns the SQL that sets every session's settings, in place of the defaults of the
@@ -116,16 +112,6 @@ const checkInterval = "2s"
 
 // keepaliveSettings make the server notice a client whose machine is gone.
 const keepaliveSettings = "SET tcp_keepalives_idle = 5; SET tcp_keepalives_interval = 2; SET tcp_keepalives_count = 3; SET tcp_user_timeout = 10000"
-
-// major reads the first number of a version: 15 of "15.4 (Debian 15.4-1)".
-func major(version string) int {
-	end := 0
-	for end < len(version) && version[end] >= '0' && version[end] <= '9' {
-		end++
-	}
-	n, _ := strconv.Atoi(version[:end])
-	return n
-}
 
 // exec runs statements whose results do not matter.
 func exec(ctx context.Context, pc *pgconn.PgConn, sql string) error {

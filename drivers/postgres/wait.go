@@ -148,7 +148,7 @@ func (c *conn) leave(locked bool) {
 	c.waiting = false
 	if locked || c.shows {
 		c.shows = false
-		c.cleanUp("SELECT pg_advisory_unlock_all()", nil, func(*conn) {})
+		c.write(&statement{sql: "SELECT pg_advisory_unlock_all()", rows: 1})
 	}
 }
 
@@ -171,16 +171,21 @@ func (c *conn) slice(call *base.Call, l *lease, show bool) error {
 		c.mu.Unlock()
 		return c.server.guarded()
 	}
+	show = show && !c.shows && l.mode == driver.Exclusive
 	o := &l.taking
 	l.c, l.taking = c, op{l: l, class: classOf(l.ttl)}
 	var out []*statement
 	if c.class = o.class; c.told != o.class {
 		out = append(out, tell(o.class))
 	}
-	c.write(append(out, &statement{
-		sql: c.b.sql.slice(l.number, l.mode, l.tokens, show && !c.shows), ops: []*op{o}, do: (*conn).sliceEnded,
+	st := &statement{
+		sql: c.b.sql.slice(l.number, l.mode, l.tokens, show), ops: []*op{o}, rows: 1, fails: true, do: (*conn).sliceEnded,
 		most: 2 * sliceTime, // a reader waits twice: for the writer and for the lock
-	})...)
+	}
+	if show {
+		st.rows = 2
+	}
+	c.write(append(out, st)...)
 	return c.await(call, o)
 }
 
@@ -188,7 +193,7 @@ func (c *conn) slice(call *base.Call, l *lease, show bool) error {
 // confirmed by a round trip, from which it then counts.
 func (c *conn) sliceEnded(st *statement) {
 	o, values := st.ops[0], st.values
-	if o.l.mode == driver.Exclusive && len(values) == 2 {
+	if len(values) == 2 {
 		c.shows = values[0] == 1
 		values = values[1:]
 	}
@@ -196,9 +201,6 @@ func (c *conn) sliceEnded(st *statement) {
 	case st.err != nil: // the connection may have the lock nevertheless, and no other
 		c.leave(true)
 		o.finish(refusalOf(st.err))
-		return
-	case len(values) != 1:
-		c.fail(errors.New("a wait ended without a value"), o)
 		return
 	}
 	switch token := values[0]; {
@@ -222,7 +224,7 @@ func (c *conn) granted(o *op, token int64, sent time.Time) {
 	c.waiting = false
 	if c.shows {
 		c.shows = false
-		c.cleanUp("SELECT pg_advisory_unlock("+o.l.number.writers()+")", nil, func(*conn) {})
+		c.write(&statement{sql: "SELECT pg_advisory_unlock(" + o.l.number.writers() + ")", rows: 1})
 	}
 	c.decide(o, token, sent, time.Now())
 }

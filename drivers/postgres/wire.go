@@ -33,20 +33,8 @@ func takeOver(ctx context.Context, c *pgx.Conn, pid uint32) (*wireConn, error) {
 	if err != nil {
 		return nil, err
 	}
-	keepAlive(h.Conn)
 	h.Frontend.SetMaxBodyLen(pgurl.MaxBody)
 	return &wireConn{nc: h.Conn, in: h.Frontend, pid: pid}, nil
-}
-
-// keepAlive makes the kernel notice a server that is gone within some ten seconds,
-// since a wait may be silent for hours.
-func keepAlive(nc net.Conn) {
-	if t, ok := nc.(interface{ NetConn() net.Conn }); ok {
-		nc = t.NetConn()
-	}
-	if t, ok := nc.(*net.TCPConn); ok {
-		_ = t.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: 2 * time.Second, Count: 3})
-	}
 }
 
 // appendQuery appends one message of the simple protocol. It uses a single message on purpose:

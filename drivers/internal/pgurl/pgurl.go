@@ -44,7 +44,7 @@ func Parse(raw string, passed []string, schemes ...string) (*URL, error) {
 	for _, name := range passed {
 		settings[name] = u.Params.String(name, settings[name])
 	}
-	return &URL{u.Params, u.Password, settings}, nil
+	return &URL{u.Params, cmp.Or(u.Params.String("password", ""), u.Password), settings}, nil
 }
 
 // namesHost reports whether a URL names a host.
@@ -58,9 +58,9 @@ func namesHost(url string) bool {
 func (u *URL) Passed(name string) string { return u.settings[name] }
 
 // Config lets pgx complete the settings. It reads files of certificates and passwords, and does no other
-// I/O. An empty password is that of the URL; neither goes through pgx's parser. Of pgx's errors, which
-// begin with the connection string, it quotes the cause alone. Of several hosts pgx looks for the primary.
-func (u *URL) Config(password string) (*pgx.ConnConfig, error) {
+// I/O. The password does not go through pgx's parser. Of pgx's errors, which begin with the connection
+// string, it quotes the cause alone. Of several hosts pgx looks for the primary.
+func (u *URL) Config() (*pgx.ConnConfig, error) {
 	if n := strings.Count(u.settings["port"], ","); n > 0 && n != strings.Count(u.settings["host"], ",") {
 		return nil, driver.Invalid(`parameter "port"`, "must be one number, or as many as there are hosts")
 	}
@@ -78,9 +78,7 @@ func (u *URL) Config(password string) (*pgx.ConnConfig, error) {
 		}
 		return nil, driver.Invalid("URL", "%s", detail)
 	}
-	if password = cmp.Or(password, u.password); password != "" {
-		c.Password = password
-	}
+	c.Password = cmp.Or(u.password, c.Password)
 	c.BuildFrontend = func(r io.Reader, w io.Writer) *pgproto3.Frontend {
 		f := pgproto3.NewFrontend(r, w)
 		f.SetMaxBodyLen(MaxBody)

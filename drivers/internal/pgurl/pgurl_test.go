@@ -20,7 +20,7 @@ func TestTheEnvironment(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		c, err := u.Config("")
+		c, err := u.Config()
 		if err != nil || Address("pg", c) != want.address || (c.ValidateConnect != nil) != want.several {
 			t.Errorf("%s is %s, %v", url, Address("pg", c), err)
 		}

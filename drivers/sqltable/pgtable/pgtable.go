@@ -10,7 +10,7 @@
 //	setup          true makes the table if it is missing
 //	conns          connections at most (8); twice as many while other transactions lock rows
 //	call_timeout   for one call (1s)
-//	sslmode, sslcert, sslkey, sslrootcert, sslsni, target_session_attrs, passfile
+//	password, sslmode, sslcert, sslkey, sslrootcert, sslsni, target_session_attrs, passfile
 //	               as in libpq
 //
 // Several hosts, separated by commas, are tried in order for the primary. Parts that the URL
@@ -56,7 +56,7 @@ func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 	if err := u.Err(); err != nil {
 		return nil, err
 	}
-	c, err := u.Config("")
+	c, err := u.Config()
 	if err != nil {
 		return nil, err
 	}
