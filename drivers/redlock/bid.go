@@ -75,7 +75,6 @@ type bid struct {
 	acks    set          // …and have confirmed it
 	seen    owner        // the owner of most nodes, then the owner of the first node
 	round   int8         // the round of a split vote; zero: the first vote
-	firsts  int8         // how many first nodes were tried in this round
 	alone   int8         // the first node that was asked last
 	attempt int32        // the latest number, see ask
 	due     boot.Instant // when the stage ends
@@ -257,8 +256,7 @@ func (s set) len() int       { return bits.OnesCount16(uint16(s)) }
 func (b *bid) step(e *event) (out actions) {
 	switch e.kind {
 	case begins:
-		b.start = e.now // step 1
-		b.expires = b.start.Add(validity(b.ttl, int(b.drift)))
+		b.start = e.now                   // step 1
 		b.ask(electing, b.all(), e, &out) // step 2
 	case looks:
 		if b.certain() || e.now >= b.due || e.ended {
@@ -371,7 +369,6 @@ func (b *bid) ask(s stage, of set, e *event, out *actions) {
 	b.voted = e.now
 	b.await(s, b.timeout, e, out)
 	of &^= b.busy()
-	b.joined &^= of
 	b.awaited |= of
 	if len(b.parts)-e.late.len() >= b.q {
 		b.awaited &^= of & e.late
@@ -591,40 +588,28 @@ func (b *bid) drained() bool {
 // nextRound bids again. Nodes that have not answered count as suspect for the rest of this request.
 func (b *bid) nextRound(e *event, out *actions) {
 	b.round++
-	b.phase, b.firsts, b.tries = voting, 0, 0
+	b.phase, b.tries = voting, 0
 	b.start = e.now
-	b.expires = b.start.Add(validity(b.ttl, int(b.drift)))
 	busy := b.busy()
 	b.suspect |= busy | b.every()&^b.in(free)
 	b.stale, b.awaited = busy, 0
 	for i := range b.parts {
-		if g := &b.parts[i]; !busy.has(i) {
-			g.said, g.owner = silence, nobody
-		}
+		b.parts[i].said, b.parts[i].owner = silence, nobody
 	}
 	b.askFirst(e, out)
 }
 
 // askFirst asks only the key's first node, or the next one if that does not answer.
 func (b *bid) askFirst(e *event, out *actions) {
-	i, ok := b.firstNode(e.tripped)
-	if !ok || int(b.firsts) == len(b.parts) {
-		b.ask(electing, b.remaining(), e, out)
-		return
-	}
-	b.firsts++
-	b.alone = int8(i)
-	b.ask(asking, 1<<i, e, out)
-}
-
-func (b *bid) firstNode(tripped set) (int, bool) {
-	able := b.every() &^ (b.suspect | b.busy() | tripped)
+	able := b.every() &^ (b.suspect | b.busy() | e.tripped)
 	for k := range b.parts {
 		if i := (int(b.first) + k) % len(b.parts); able.has(i) {
-			return i, true
+			b.alone = int8(i)
+			b.ask(asking, 1<<i, e, out)
+			return
 		}
 	}
-	return 0, false
+	b.ask(electing, b.remaining(), e, out)
 }
 
 // firstVote handles the first node's answer. A bid that did not get it does not ask the other

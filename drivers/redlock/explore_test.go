@@ -896,7 +896,7 @@ func (x *explorer) forget(w *exWorld, k int) {
 	c.told, c.before, c.writers = 0, 0, 0
 	if c.status == exDone {
 		b := &c.bid
-		b.due, b.start, b.voted, b.took, b.seen, b.tries, b.firsts = 0, 0, 0, 0, 0, 0, 0
+		b.due, b.start, b.voted, b.took, b.seen, b.tries = 0, 0, 0, 0, 0, 0
 		for i := range exNodes {
 			if g := &c.parts[i]; g.call == idle && g.state == free {
 				*g = part{}

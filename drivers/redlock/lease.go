@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"sync"
@@ -138,7 +139,7 @@ func firstNode(key string, n int) int8 {
 
 // run passes a caller's event to the bid, and waits for the verdict.
 func (l *lease) run(ctx context.Context, kind eventKind, ttl time.Duration) error {
-	until := boot.Instant(1<<63 - 1)
+	until := boot.Instant(math.MaxInt64)
 	if end, ok := ctx.Deadline(); ok {
 		until = l.b.clock.Now().Add(time.Until(end))
 	}

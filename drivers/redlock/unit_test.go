@@ -279,6 +279,8 @@ func TestAMinoritysVerdictDoesNotLeak(t *testing.T) {
 		"held, at different times":                        {each(driver.HeldError{Holder: "x/1", Since: since}, dead(), dead()), driver.HeldError{Holder: "x", Since: since, RetryAfter: 4 * time.Minute, PollAfter: time.Second}},
 		"kept, at different times":                        {each(driver.HeldError{ReservedForWaiter: true}, memory.New(), memory.New()), driver.HeldError{ReservedForWaiter: true, RetryAfter: time.Minute, PollAfter: time.Second}},
 		"held, nobody knows until when":                   {[]driver.Backend{endless(), endless(), endless(), dead(), dead()}, driver.HeldError{Holder: "x"}},
+		"one of two does not say until when":              {[]driver.Backend{endless(), x(), dead()}, driver.HeldError{Holder: "x"}},
+		"both of two":                                     {each(driver.HeldError{Holder: "x/1"})[:2], driver.HeldError{Holder: "x", RetryAfter: 4 * time.Minute, PollAfter: time.Second}},
 		"kept, nobody knows how long the others are held": {[]driver.Backend{kept(), endless(), endless(), dead(), dead()}, driver.HeldError{ReservedForWaiter: true, RetryAfter: 30 * time.Millisecond}},
 		"held by one, and by another before and after it": {[]driver.Backend{held("y/1", 0), x(), x(), held("x/1", 2*time.Millisecond), held("y/1", 0)}, driver.HeldError{Holder: "x", RetryAfter: time.Minute}},
 
@@ -685,7 +687,15 @@ func TestAnErrorNamesEachNodeOnce(t *testing.T) {
 		say  func(node string) error
 		want string
 	}{
-		"late":        {func(node string) error { return errors.New(node + " did not answer in time") }, "0 of 3 nodes granted, 2 needed: redis://h:11/0 did not answer in time; redis://h:111/0 did not answer in time"},
+		"late":   {func(node string) error { return errors.New(node + " did not answer in time") }, "0 of 3 nodes granted, 2 needed: redis://h:11/0 did not answer in time; redis://h:111/0 did not answer in time"},
+		"silent": {nil, "0 of 3 nodes granted, 2 needed: redis://h:1/0: no answer within 250ms; redis://h:11/0: no answer within 250ms; redis://h:111/0: no answer within 250ms"},
+		"denied": {func(node string) error { return &driver.RefusedError{Reason: node + ": no"} }, "redis://h:11/0: no (0 of 3 nodes granted, 2 needed): redis://h:111/0: no"},
+		"held": {func(node string) error {
+			if node == "redis://h:111/0" {
+				return errors.New("EOF")
+			}
+			return &driver.HeldError{Holder: "x/1"}
+		}, "held by x (0 of 3 nodes granted, 2 needed): redis://h:111/0: EOF"},
 		"nameless":    {func(string) error { return errors.New("EOF") }, "0 of 3 nodes granted, 2 needed: redis://h:11/0: EOF; redis://h:111/0: EOF"},
 		"quarantined": {quarantined, "redis://h:11/0: restart guard (retry in 3s) (0 of 3 nodes granted, 2 needed): redis://h:111/0: restart guard (retry in 3s)"},
 	} {
@@ -694,6 +704,10 @@ func TestAnErrorNamesEachNodeOnce(t *testing.T) {
 				var nodes []driver.Backend
 				for i, node := range []string{"redis://h:1/0", "redis://h:11/0", "redis://h:111/0"} {
 					nodes = append(nodes, named{script{memory.New(), func(context.Context, *driver.Request) (driver.Lease, error) {
+						if c.say == nil {
+							time.Sleep(time.Second)
+							return nil, errors.New("no answer")
+						}
 						time.Sleep(time.Duration(3-i) * time.Millisecond) // the first node is not needed
 						return nil, c.say(node)
 					}}, node})
@@ -702,9 +716,30 @@ func TestAnErrorNamesEachNodeOnce(t *testing.T) {
 				if _, err := b.Acquire(t.Context(), request1("k", "me", time.Second)); err == nil || err.Error() != c.want {
 					t.Errorf("got  %v\nwant %s", err, c.want)
 				}
+				time.Sleep(time.Minute)
 			})
 		})
 	}
+}
+
+// A renewal that no majority confirmed says how many did, and why the others did not.
+func TestARenewalWithoutAMajoritySaysWhoConfirmed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var nodes []driver.Backend
+		for i := range 3 {
+			nodes = append(nodes, named{memory.New(), fmt.Sprint("n", i)})
+		}
+		l, err := opened(t, nodes, nil).Acquire(t.Context(), request1("k", "me", time.Second))
+		drivertest.Must(t, err)
+		synctest.Wait()
+		for _, n := range nodes[1:] {
+			n.(named).Backend.(*memory.Backend).Fail(errors.New("EOF"))
+		}
+		const want = "a majority did not confirm the renewal (1 of 3 nodes confirmed, 2 needed: n1: EOF; n2: EOF)"
+		if _, err := l.Renew(t.Context(), &driver.Renewal{TTL: time.Second}); err == nil || err.Error() != want {
+			t.Errorf("got  %v\nwant %s", err, want)
+		}
+	})
 }
 
 // hangingList is a node whose List hangs until the caller's context ends.

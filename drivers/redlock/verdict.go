@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -27,7 +28,8 @@ func (l *lease) says(v verdict, cause error, now boot.Instant) error {
 	case interrupted:
 		return cause
 	case invalid:
-		return l.firstRefusal(func(err error) bool { return errors.Is(err, driver.ErrInvalid) })
+		i := slices.IndexFunc(l.requests, func(g nodeRequest) bool { return errors.Is(g.err, driver.ErrInvalid) })
+		return l.requests[i].err
 	case twice:
 		return l.verdict(l.b.duplicate.Load(), now)
 	case heldBy:
@@ -92,24 +94,11 @@ func (l *lease) skew(i int) error {
 			others = append(others, l.bid.mid(j))
 		}
 	}
-	off, way := l.bid.mid(i), "ahead of"
-	if len(others) > 0 {
-		off -= median(others)
-	}
+	off, way := l.bid.mid(i)-median(others), "ahead of" // a clock is wrong only beside others
 	if off < 0 {
 		off, way = -off, "behind"
 	}
 	return fmt.Errorf("its clock is %v %s the others (allowed is %v)", off.Round(time.Millisecond), way, l.bid.parts[i].clock.excuse)
-}
-
-// firstRefusal returns the first node's error of this kind.
-func (l *lease) firstRefusal(is func(error) bool) error {
-	for i := range l.requests {
-		if err := l.requests[i].err; !l.bid.parts[i].silent() && is(err) {
-			return err
-		}
-	}
-	return nil
 }
 
 // refusal returns the error of nodes that refuse so that no majority is left: a permanent
@@ -127,8 +116,7 @@ func (l *lease) refusal(v verdict) error {
 		}
 	}
 	if v == denied {
-		r := forever[len(forever)-1]
-		return &driver.RefusedError{Reason: r.Reason, Err: r.Err}
+		return &driver.RefusedError{Reason: forever[0].Reason, Err: forever[0].Err}
 	}
 	r := firstToEnd(today, len(forever), l.bid.enough())
 	return &driver.RefusedError{RetryAfter: r.RetryAfter, Reason: r.Reason, Err: r.Err}
@@ -149,7 +137,7 @@ func (l *lease) held() *driver.HeldError {
 	for i := range l.requests {
 		h := l.requests[i].held()
 		switch g := &l.bid.parts[i]; {
-		case g.silent() || h == nil:
+		case h == nil:
 		case g.said == reserved && (next == nil || h.RetryAfter > next.RetryAfter):
 			next = h
 		case g.said == held && g.owner == t.rival && rival == nil:
@@ -197,7 +185,7 @@ func reached[T uint64 | time.Duration](values []T, q int) T {
 // freeIn is the q-th smallest remaining TTL: the time until a majority is free unless the lease
 // is renewed. Zero: unknown.
 func (l *lease) freeIn() time.Duration {
-	const never = time.Duration(1<<63 - 1)
+	const never = time.Duration(math.MaxInt64)
 	var buf [MaxNodes]time.Duration
 	left := buf[:0]
 	for i := range l.requests {
