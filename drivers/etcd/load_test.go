@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/etcd"
 	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
@@ -174,41 +175,46 @@ func TestRequestsOfALock(t *testing.T) {
 func TestALateRequestMakesNoLock(t *testing.T) {
 	t.Parallel()
 	g := single(t)
-	var armed atomic.Bool
-	var late func() error
-	var given func() // up
-	b := with(t, g, func(ctx context.Context, method string, req, reply any, c *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-		if moves(req) != 0 && armed.CompareAndSwap(true, false) {
+	other := open(t, patientURL(g, "/"+t.Name()))
+	for i := range 12 {
+		var armed atomic.Bool
+		var late func() error
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		given := i%3 == 0 // up
+		b := with(t, g, func(ctx context.Context, method string, req, reply any, c *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+			if moves(req) == 0 || !armed.CompareAndSwap(true, false) {
+				return invoke(ctx, method, req, reply, c, opts...)
+			}
 			late = func() error {
 				return invoke(context.WithoutCancel(ctx), method, req, &etcdserverpb.TxnResponse{}, c, opts...)
 			}
-			given()
+			if given {
+				cancel()
+			}
 			return status.Error(codes.Unavailable, "the request is under way")
+		})
+		r := drivertest.NewRequest("k", time.Minute)
+		drivertest.Grant(t, b, drivertest.NewRequest(r.Owner, time.Minute)) // goes on, and so does the etcd lease
+		r.Mode, r.Wait = []driver.Mode{driver.Exclusive, driver.Shared}[i%2], i%4 >= 2
+		armed.Store(true)
+		l, err := b.Acquire(ctx, r)
+		switch {
+		case err == nil && given, err != nil && !given:
+			t.Errorf("%+v, given up: %v: %v", r, given, err)
+		case i%3 == 1:
+			drivertest.Renew(t, l, time.Minute)
+			drivertest.Release(t, l)
+		case i%3 == 2:
+			must(t, other.Break(t.Context(), "k", driver.Holder{Fence: l.Grant().Fence}))
+			if _, err := l.Renew(t.Context(), &driver.Renewal{TTL: time.Minute}); drivertest.Verdict(err) != "lost" {
+				t.Errorf("Renew of a broken lock: %v", err)
+			}
 		}
-		return invoke(ctx, method, req, reply, c, opts...)
-	})
-	for _, mode := range []driver.Mode{driver.Exclusive, driver.Shared} {
-		for i := range 4 {
-			r := drivertest.NewRequest("k", time.Minute)
-			r.Mode, r.Wait = mode, i%2 == 1
-			ctx, cancel := context.WithCancel(t.Context())
-			if given = func() {}; i >= 2 {
-				given = cancel
-			}
-			armed.Store(true)
-			if l, err := b.Acquire(ctx, r); err == nil {
-				drivertest.Release(t, l)
-			} else if i < 2 {
-				t.Error(err)
-			}
-			cancel()
-			r = drivertest.NewRequest("k", time.Minute)
-			r.Wait = true // until the attempt is undone
-			drivertest.Release(t, drivertest.Grant(t, b, r))
-			must(t, late())
-			if s, err := b.Lookup(t.Context(), "k"); err != nil || len(s.Holders) != 0 {
-				t.Errorf("after a late request (%+v, given up: %v) the key is held: %+v, %v", r, i >= 2, s, err)
-			}
+		must(t, b.Close()) // when all is undone
+		must(t, late())
+		if s, err := other.Lookup(t.Context(), "k"); err != nil || len(s.Holders) != 0 {
+			t.Fatalf("after a late request (%+v, %d) the key is held: %+v, %v", r, i%3, s, err)
 		}
 	}
 }
@@ -253,53 +259,70 @@ func raiseBase(t *testing.T, b driver.Backend) {
 	drivertest.Release(t, drivertest.Grant(t, b, many))
 }
 
-// TestCallsThatMeetALateBase: two transactions are under way when another client raises the base. Each is
-// sent once more, and the second one expects the base that the first one stores.
-func TestCallsThatMeetALateBase(t *testing.T) {
-	t.Parallel()
-	g := single(t)
-	var holds atomic.Bool
-	held := make(chan chan struct{})
-	b := with(t, g, func(ctx context.Context, method string, req, reply any, c *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-		if moves(req) != 0 && holds.Load() {
-			goes := make(chan struct{})
-			held <- goes
-			<-goes
-			defer func() { held <- nil }() // it is answered
+// gate holds up requests that make entries.
+type gate struct {
+	holds atomic.Bool
+	held  chan chan struct{} // close what it gives to let the request go on
+	made  chan bool          // whether the request made the entry
+}
+
+// gated opens a backend behind a gate, which has had a lock, so that it knows the base.
+func gated(t *testing.T) (*etcd.Backend, *gate) {
+	g := &gate{held: make(chan chan struct{}), made: make(chan bool, 10)}
+	b := with(t, single(t), func(ctx context.Context, method string, req, reply any, c *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+		if moves(req) == 0 {
+			return invoke(ctx, method, req, reply, c, opts...)
 		}
-		return invoke(ctx, method, req, reply, c, opts...)
+		if g.holds.Load() {
+			goes := make(chan struct{})
+			g.held <- goes
+			<-goes
+		}
+		err := invoke(ctx, method, req, reply, c, opts...)
+		g.made <- reply.(*etcdserverpb.TxnResponse).Succeeded
+		return err
 	})
 	drivertest.Release(t, drivertest.Grant(t, b, drivertest.NewRequest("k", time.Minute)))
-	holds.Store(true)
-	var granted []<-chan driver.Lease
-	var first []chan struct{}
+	<-g.made
+	g.holds.Store(true)
+	return b, g
+}
+
+// two begins two attempts, as many as there may be transactions under way, and returns what holds them up.
+func (g *gate) two(t *testing.T, b driver.Backend) (granted []<-chan driver.Lease, under []chan struct{}) {
 	for i := range 2 {
 		r := drivertest.NewRequest(fmt.Sprint(i), time.Minute)
 		r.Tokens = 10
 		granted = append(granted, drivertest.Waiter(t, b, r))
-		first = append(first, <-held)
+		under = append(under, <-g.held)
 	}
-	raiseBase(t, open(t, patientURL(g, "/"+t.Name())))
+	return granted, under
+}
+
+// TestCallsThatMeetALateBase: two transactions are under way when another client raises the base. Each is
+// sent once more, and the second one expects the base that the first one stores.
+func TestCallsThatMeetALateBase(t *testing.T) {
+	t.Parallel()
+	b, g := gated(t)
+	granted, first := g.two(t, b)
+	raiseBase(t, open(t, patientURL(single(t), "/"+t.Name())))
 	var again []chan struct{}
 	for _, goes := range first {
 		close(goes)
-		<-held
-		again = append(again, <-held)
+		again = append(again, <-g.held)
 	}
+	g.holds.Store(false)
 	for _, goes := range again {
-		close(goes)
-		<-held
-	}
-	for i, l := range granted {
-		select {
-		case lease := <-l:
-			drivertest.Release(t, lease)
-		case goes := <-held:
-			t.Errorf("call %d is sent a third time", i)
-			holds.Store(false)
-			close(goes)
-			<-held
+		for len(g.made) > 0 {
+			<-g.made // of those before
 		}
+		close(goes)
+		if !<-g.made {
+			t.Error("a call is sent a third time")
+		}
+	}
+	for _, l := range granted {
+		drivertest.Release(t, <-l)
 	}
 }
 
@@ -307,29 +330,8 @@ func TestCallsThatMeetALateBase(t *testing.T) {
 // attempt has been given up.
 func TestAnAttemptThatLeavesABatchIsUndoneAfterIt(t *testing.T) {
 	t.Parallel()
-	var hold atomic.Bool
-	held, made := make(chan chan struct{}), make(chan struct{}, 10)
-	b := with(t, single(t), func(ctx context.Context, method string, req, reply any, c *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-		if moves(req) != 0 && hold.Load() {
-			goes := make(chan struct{})
-			held <- goes
-			<-goes
-		}
-		err := invoke(ctx, method, req, reply, c, opts...)
-		if r, ok := reply.(*etcdserverpb.TxnResponse); ok && r.Succeeded && moves(req) != 0 {
-			made <- struct{}{}
-		}
-		return err
-	})
-	drivertest.Release(t, drivertest.Grant(t, b, drivertest.NewRequest("k", time.Minute)))
-	<-made
-	hold.Store(true)
-	var others []<-chan driver.Lease
-	var under []chan struct{}
-	for i := range 2 { // as many transactions as there may be
-		others = append(others, drivertest.Waiter(t, b, drivertest.NewRequest(fmt.Sprint(i), time.Minute)))
-		under = append(under, <-held)
-	}
+	b, g := gated(t)
+	others, under := g.two(t, b)
 	ctx, cancel := context.WithCancel(t.Context())
 	left := make(chan error)
 	go func() {
@@ -339,20 +341,21 @@ func TestAnAttemptThatLeavesABatchIsUndoneAfterIt(t *testing.T) {
 	other := open(t, patientURL(single(t), "/"+t.Name()))
 	b.AwaitQueue(1)
 	close(under[0])
-	batch := <-held
+	batch := <-g.held
 	cancel()
 	if err := <-left; drivertest.Verdict(err) == "granted" {
 		t.Error("the attempt that was given up was granted")
 	}
-	hold.Store(false)
+	g.holds.Store(false)
 	close(under[1])
 	for _, l := range others {
 		drivertest.Release(t, <-l)
-		<-made
+		<-g.made
 	}
 	raiseBase(t, other)
 	close(batch)
-	<-made // the batch, at its second try
+	for !<-g.made { // the batch, at its second try
+	}
 	wait := drivertest.NewRequest("k", time.Minute)
 	wait.Wait = true
 	drivertest.Release(t, drivertest.Grant(t, other, wait))

@@ -94,7 +94,6 @@ func (a *attempt) enter(ctx context.Context, wait bool) (err error) {
 			return errEnd
 		}
 		a.fence = driver.NextFence(last, a.req.FenceFloor, a.b.clock.now())
-		sent := time.Now()
 		a.doubt = true
 		a.container = known.container
 		made, err := a.s.ask(ctx, multi(
@@ -106,7 +105,7 @@ func (a *attempt) enter(ctx context.Context, wait bool) (err error) {
 		}
 		switch {
 		case err == nil:
-			a.node, a.sent, a.doubt = made.node, sent, false
+			a.node, a.sent, a.doubt = made.node, made.sent, false
 			a.ahead, a.known = known.entries, !known.unread && made.stat.made == known.container && made.stat.births == known.births
 			a.b.clock.set(made.stat.changed)
 			return nil
@@ -185,7 +184,7 @@ func (a *attempt) inspect(ctx context.Context, wait, current bool) (queue, error
 		case current:
 			return queue{}, a.held(ctx, &known.entries[0])
 		}
-		if err := a.s.catchUp(ctx, a.dir); err != nil {
+		if _, err := a.s.catchUp(ctx, a.dir); err != nil {
 			return queue{}, err
 		}
 		current = true
@@ -202,8 +201,7 @@ func (a *attempt) make(ctx context.Context) error {
 		case !errors.Is(err, errNoNode):
 			return err
 		}
-		a.b.forgetLook()
-		if err := a.b.look(ctx, a.s); err != nil {
+		if err := a.b.makePath(ctx, a.s); err != nil {
 			return err
 		}
 	}

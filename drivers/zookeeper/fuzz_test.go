@@ -3,6 +3,7 @@ package zookeeper_test
 import (
 	"crypto/rand"
 	"errors"
+	"net/url"
 	"strconv"
 	"strings"
 	"testing"
@@ -12,7 +13,6 @@ import (
 
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/drivers/internal/drivertest"
-	"github.com/redlock-go/redlock/drivers/zookeeper"
 )
 
 // What FuzzStored overwrites.
@@ -49,8 +49,8 @@ func FuzzStored(f *testing.F) {
 	c := client(f, g)
 	f.Fuzz(func(t *testing.T, what uint8, text string) {
 		path := "/fuzz-" + rand.Text()
-		url := "zk://" + g.Addrs()[0] + path + "?call_timeout=1m"
-		a, b := open(t, url), open(t, url)
+		where := "zk://" + g.Addrs()[0] + path + "?call_timeout=1m"
+		a, b := open(t, where), open(t, where)
 		before := drivertest.Grant(t, a, drivertest.NewRequest("k", time.Minute))
 		dir := a.Path("k")
 		set := func(node string) {
@@ -88,14 +88,14 @@ func FuzzStored(f *testing.F) {
 			drivertest.Release(t, before)
 			// With FlagSequence, an entry made by a lost answer would be joined by a second one.
 			drivertest.Known(t, func() error {
-				_, err := c.Create(dir+"/x"+zookeeper.Escape(text)+"0000000009", []byte(text), 0, zk.WorldACL(zk.PermAll))
+				_, err := c.Create(dir+"/x"+url.PathEscape(text)+"0000000009", []byte(text), 0, zk.WorldACL(zk.PermAll))
 				if errors.Is(err, zk.ErrNodeExists) {
 					return nil
 				}
 				return err
 			})
 		}
-		drivertest.RunStored(t, b, what%overwrite == anEntry && strings.Contains(zookeeper.Escape(text), "-shared-lock-"))
+		drivertest.RunStored(t, b, what%overwrite == anEntry && strings.Contains(url.PathEscape(text), "-shared-lock-"))
 		drivertest.RunTokensOver(t, b, before.Grant().Fence, true, true)
 	})
 }

@@ -3,7 +3,6 @@ package zookeeper
 import (
 	"context"
 	"errors"
-	"fmt"
 	"strings"
 	"time"
 
@@ -32,7 +31,7 @@ func (b *Backend) Lookup(ctx context.Context, key string) (state *driver.State, 
 		if err := b.look(ctx, s); err != nil {
 			return err
 		}
-		if err := s.catchUp(ctx, b.Path(key)); err != nil {
+		if _, err := s.catchUp(ctx, b.Path(key)); err != nil {
 			return err
 		}
 		state, _, err = b.state(ctx, s, key)
@@ -71,15 +70,10 @@ func (b *Backend) state(ctx context.Context, s *session, key string) (*driver.St
 				return nil, nil, err
 			}
 			h = parseEntry(e.name, got)
-			h.Session, h.Since = fmt.Sprintf("0x%x", got.stat.owner), time.UnixMilli(got.stat.created)
 		}
 		queue, nodes = append(queue, base.Entry{Holder: h, Mode: e.mode}), append(nodes, dir+"/"+e.name)
 	}
-	state := base.QueueState(key, token, queue)
-	for i := range state.Holders {
-		state.Holders[i].Since = time.Time{} // it waited for a time that is unknown
-	}
-	return state, nodes, nil
+	return base.QueueState(key, token, queue), nodes, nil
 }
 
 // List yields the held keys.
@@ -132,7 +126,7 @@ func (b *Backend) Break(ctx context.Context, key string, h driver.Holder) error 
 
 // holder returns the entry of the holder with this token.
 func (b *Backend) holder(ctx context.Context, s *session, key string, fence uint64) (string, error) {
-	if err := s.catchUp(ctx, b.Path(key)); err != nil {
+	if _, err := s.catchUp(ctx, b.Path(key)); err != nil {
 		return "", err
 	}
 	state, nodes, err := b.state(ctx, s, key)

@@ -24,8 +24,8 @@ type place struct {
 // the session has taken effect or never will: a write is answered after earlier requests, and servers
 // refuse requests that the session sent over a connection to another server.
 func (p *place) find(ctx context.Context) error {
-	sent := time.Now()
-	if _, err := p.s.again(ctx, check("/")); err != nil && !definite(err) {
+	sent, err := p.s.catchUp(ctx, "/")
+	if err != nil {
 		return err
 	}
 	all, err := p.s.again(ctx, children(p.dir))
@@ -43,19 +43,14 @@ func (p *place) find(ctx context.Context) error {
 // confirm finds the entry by a write: the leader confirms the session, and a majority confirms the
 // leader. A lease counts from when that was sent. The error is errGone if there is no entry.
 func (p *place) confirm(ctx context.Context) error {
-	for {
-		sent := time.Now()
-		_, err := p.s.ask(ctx, check(p.node))
-		switch {
-		case err == nil:
-			p.sent = sent
-			return nil
-		case errors.Is(err, errNoNode):
-			return errGone
-		case !errors.Is(err, errBroken) || ctx.Err() != nil:
-			return err
-		}
+	a, err := p.s.again(ctx, check(p.node))
+	switch {
+	case err == nil:
+		p.sent = a.sent
+	case errors.Is(err, errNoNode):
+		return errGone
 	}
+	return err
 }
 
 // remove deletes the entry, if there is one.

@@ -32,7 +32,6 @@ type link struct {
 type call struct {
 	op     int32
 	number int32
-	sent   time.Time
 	answer answer
 	err    error
 	done   chan struct{}
@@ -57,14 +56,13 @@ func (s *session) connect(addr string, limit time.Duration) (l *link, err error)
 			err = fmt.Errorf("%w from %s", errSlow, addr)
 		}
 	}()
-	conn, err := new(net.Dialer).DialContext(ctx, "tcp", addr)
+	dial := new(net.Dialer).DialContext
+	if s.b.opt.TLS != nil {
+		dial = (&tls.Dialer{Config: s.b.opt.TLS}).DialContext
+	}
+	conn, err := dial(ctx, "tcp", addr)
 	if err != nil {
 		return nil, err
-	}
-	if s.b.opt.TLS != nil {
-		if conn, err = secure(ctx, conn, addr, s.b.opt.TLS); err != nil {
-			return nil, err
-		}
 	}
 	l = &link{s: s, conn: conn, dialed: time.Now(), done: make(chan struct{})}
 	stop := context.AfterFunc(ctx, l.hangUp)
@@ -79,19 +77,6 @@ func (s *session) connect(addr string, limit time.Duration) (l *link, err error)
 		return nil, err
 	}
 	return l, nil
-}
-
-func secure(ctx context.Context, conn net.Conn, addr string, cfg *tls.Config) (net.Conn, error) {
-	cfg = cfg.Clone()
-	if cfg.ServerName == "" {
-		cfg.ServerName, _, _ = net.SplitHostPort(addr)
-	}
-	c := tls.Client(conn, cfg)
-	if err := c.HandshakeContext(ctx); err != nil {
-		_ = conn.Close() // useless
-		return nil, err
-	}
-	return c, nil
 }
 
 // greet asks the server for the session, which its leader confirms, and names the user.
@@ -157,9 +142,9 @@ func (l *link) send(q request) (*call, error) {
 		return nil, errBroken
 	}
 	l.number = l.number%math.MaxInt32 + 1 // numbers of requests are positive
-	c := &call{op: q.op, number: l.number, sent: time.Now(), done: make(chan struct{})}
+	c := &call{op: q.op, number: l.number, answer: answer{sent: time.Now()}, done: make(chan struct{})}
 	l.pending = append(l.pending, c)
-	patience := c.sent.Add(l.s.b.silence())
+	patience := c.answer.sent.Add(l.s.b.silence())
 	if len(l.pending) == 1 {
 		_ = l.conn.SetReadDeadline(patience)
 	}
@@ -245,13 +230,13 @@ func (l *link) receive(packet []byte) error {
 		case code != 0:
 			c.err = code
 		default:
-			c.answer, c.err = r.answer(c.op)
+			c.err = r.answer(c.op, &c.answer)
 		}
 		if r.failed {
 			c.err = errBroken
 			return errHostile
 		}
-		l.s.touched(l, c.sent)
+		l.s.touched(l, c.answer.sent)
 	}
 	if r.failed {
 		return errHostile

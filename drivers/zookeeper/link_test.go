@@ -1,7 +1,6 @@
 package zookeeper_test
 
 import (
-	"bytes"
 	"context"
 	"encoding/binary"
 	"io"
@@ -11,7 +10,6 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/drivers/internal/drivertest"
-	"github.com/redlock-go/redlock/drivers/zookeeper"
 	"github.com/redlock-go/redlock/redlocktest/fault"
 )
 
@@ -80,31 +78,6 @@ func TestAHostileServerEndsNothing(t *testing.T) {
 			}
 		})
 	}
-}
-
-// TestNestedTransactions: a transaction in each of a transaction's parts is no answer, however deep
-// they would be in the largest packet.
-func TestNestedTransactions(t *testing.T) {
-	t.Parallel()
-	part := numbers(int32(14), false, int32(-1))
-	if zookeeper.Understood(14, bytes.Repeat(part, 64<<20/len(part))) {
-		t.Error("a transaction without an end is understood")
-	}
-}
-
-// FuzzAnswers: whatever a server answers is read without a crash, and in a short time.
-func FuzzAnswers(f *testing.F) {
-	stat := make([]byte, 68)
-	for op, body := range map[int32][]byte{
-		1: numbers(int32(2), []byte("/a")), 4: append(numbers(int32(-1)), stat...), 12: append(numbers(int32(1), int32(1), []byte("x")), stat...),
-		14: append(numbers(int32(5), false, int32(-1)), append(stat, numbers(int32(-1), int8(0), int32(-101), int32(-101), int32(-1), int8(1), int32(-1))...)...),
-	} {
-		f.Add(op, body)
-		f.Add(op, numbers(int32(1<<31-1)))
-	}
-	f.Fuzz(func(t *testing.T, op int32, body []byte) {
-		zookeeper.Understood(op, body)
-	})
 }
 
 // TestWaitsLeaveFewWatches: those that end leave one watch for each node, and it does not outlive the

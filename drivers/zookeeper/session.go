@@ -312,12 +312,14 @@ func (s *session) again(ctx context.Context, q request) (answer, error) {
 }
 
 // catchUp lets the session's later reads tell what a majority has by now: the asked member may be
-// behind. It is a write, since a leader that was cut off answers a sync until it notices that.
-func (s *session) catchUp(ctx context.Context, node string) error {
-	if _, err := s.again(ctx, check(node)); !errors.Is(err, errNoNode) {
-		return err
+// behind. It is a write, since a leader that was cut off answers a sync until it notices that. It
+// returns when that was sent.
+func (s *session) catchUp(ctx context.Context, node string) (sent time.Time, err error) {
+	a, err := s.again(ctx, check(node))
+	if definite(err) {
+		err = nil
 	}
-	return nil
+	return a.sent, err
 }
 
 // mostTouches bounds how many requests of a session are remembered.

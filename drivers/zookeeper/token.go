@@ -44,7 +44,7 @@ func (c *clock) set(ms int64) {
 func (c *clock) fresh() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return !c.looked.IsZero() && time.Since(c.looked) < clockAge
+	return time.Since(c.looked) < clockAge
 }
 
 // look reads the marker, unless that was done a short time ago. One caller looks while the others
@@ -54,7 +54,8 @@ func (c *clock) fresh() bool {
 // clock has fallen, and counters with larger tokens may have been deleted: so look raises the
 // advance by as much, and by the time for which other clients do not look. The first write
 // keeps the latest time in the marker's data, so a fall is not forgotten if this client ends
-// between its two writes, or another client writes there.
+// between its two writes, or another client writes there. Sessions share a look, though their members may
+// be behind each other: it is about the leader's clock, and a write fails on a path that is not there.
 func (b *Backend) look(ctx context.Context, s *session) error {
 	if b.clock.fresh() {
 		return nil
@@ -104,13 +105,6 @@ func (b *Backend) lookNow(ctx context.Context, s *session) error {
 		b.clock.mu.Unlock()
 	}
 	return nil
-}
-
-// forgetLook lets the marker be read again, because its folder does not exist.
-func (b *Backend) forgetLook() {
-	b.clock.mu.Lock()
-	defer b.clock.mu.Unlock()
-	b.clock.looked = time.Time{}
 }
 
 // makePath makes the nodes of the path, and the marker.

@@ -3,6 +3,7 @@ package zookeeper
 import (
 	"encoding/binary"
 	"strconv"
+	"time"
 )
 
 // This file is the part of ZooKeeper's protocol that the driver uses, as zookeeper.jute in its sources
@@ -126,9 +127,9 @@ func multi(all ...request) request {
 
 // A stat describes a node.
 type stat struct {
-	made, owner      int64 // the transaction that made it, and the session of an ephemeral one
-	created, changed int64 // in milliseconds since 1970
-	version          int32 // of its data
+	made    int64 // the transaction that made it
+	changed int64 // in milliseconds since 1970
+	version int32 // of its data
 	// births is twice the number of children that it ever had: the number of creations and deletions,
 	// and of the children now. If it is the same in the transaction that makes an entry as in an
 	// earlier look, no entry was made in between, so that look saw all that are before the new one.
@@ -140,6 +141,7 @@ type stat struct {
 
 // An answer has what the answers to requests of several kinds have.
 type answer struct {
+	sent     time.Time // before the request was sent
 	node     string
 	data     []byte
 	children []string
@@ -169,13 +171,12 @@ func (r *reader) long() int64   { return int64(binary.BigEndian.Uint64(r.take(8)
 func (r *reader) bytes() []byte { return r.take(int(max(r.number(), 0))) }
 
 func (r *reader) stat() (s stat) {
-	s.made, _ = r.long(), r.long()
-	s.created, s.changed = r.long(), r.long()
+	s.made = r.long()
+	r.take(16) // the transaction that changed it, and when it was made
+	s.changed = r.long()
 	s.version = r.number()
 	s.births = r.number() // creations and deletions
-	_ = r.number()
-	s.owner = r.long()
-	_ = r.number()
+	r.take(16)            // the version of its permissions, its session, and the length of its data
 	s.living = r.number()
 	s.births += s.living
 	_ = r.long()
@@ -184,7 +185,7 @@ func (r *reader) stat() (s stat) {
 
 // answer takes the answer to a request of this kind. What the parts of a transaction answer comes
 // together; the error is that of the part that failed.
-func (r *reader) answer(op int32) (a answer, err error) {
+func (r *reader) answer(op int32, a *answer) (err error) {
 	switch op {
 	case opCreate:
 		a.node = string(r.bytes())
@@ -203,7 +204,7 @@ func (r *reader) answer(op int32) (a answer, err error) {
 			kind, last := r.number(), r.take(1)
 			_ = r.number()
 			if r.failed || last[0] != 0 {
-				return a, err
+				return err
 			}
 			switch kind { // no part is a transaction: a server might nest them without end
 			case opCreate:
@@ -217,5 +218,5 @@ func (r *reader) answer(op int32) (a answer, err error) {
 			}
 		}
 	}
-	return a, err
+	return err
 }

@@ -269,63 +269,6 @@ func TestCuratorsLocksExcludeOurs(t *testing.T) {
 	}
 }
 
-func TestAQueueIsInTheOrderOfItsSequenceNumbers(t *testing.T) {
-	children := []string{
-		"_c_6d5b9d2c-0001-4000-8000-000000000001-lock-0000000012",        // Curator's mutex, and ours
-		"_c_6d5b9d2c-0001-4000-8000-000000000002-shared-lock-0000000003", // ours
-		"_c_6d5b9d2c-0001-4000-8000-000000000004-shared-lock-0000000001", // ours
-		"6d5b9d2c000140008000000000000005__lock__0000000005",             // kazoo's
-		"lock-0000000002", // the recipe's
-		"_c_b1f5f3a2a3f84d0a9d3f2f1f0f1f2f3f-lock-0000000009", // go-zookeeper's
-		"somebody's folder", "leases", "x0000000001x",
-	}
-	names, shared := zookeeper.ParseQueue(children)
-	var order []string
-	var readers int
-	for i, name := range names {
-		order = append(order, name[len(name)-2:])
-		if shared[i] {
-			readers++
-		}
-	}
-	if got := strings.Join(order, " "); got != "01 02 03 05 09 12" || readers != 2 || !shared[0] || !shared[2] {
-		t.Errorf("the order is %s, shared are %v", got, shared)
-	}
-}
-
-// TestALeaseCountsFromWhatTheLeaderHeard: a lease lasts for its whole TTL if a request was
-// answered long enough before the write that found the entry; otherwise it ends with the
-// shortest possible end of the session.
-func TestALeaseCountsFromWhatTheLeaderHeard(t *testing.T) {
-	start := time.Now()
-	at := func(seconds ...float64) (all []time.Time) {
-		for _, s := range seconds {
-			all = append(all, start.Add(time.Duration(s*float64(time.Second))))
-		}
-		return all
-	}
-	const timeout, ttl = 12 * time.Second, 8 * time.Second
-	full := func(s float64) time.Time { return driver.Expires(at(s)[0], ttl) }
-	session := func(s float64) time.Time { return driver.Expires(at(s)[0], timeout) }
-	for name, test := range map[string]struct {
-		touches []time.Time
-		sent    float64
-		want    time.Time
-	}{
-		"the connection was just made":           {nil, 1, full(1)},
-		"nothing was heard since":                {nil, 9, session(0)},
-		"what was heard is too young":            {at(6.5, 7, 8), 9, session(0)},
-		"what was heard is old enough":           {at(5.5, 7, 8), 9, full(9)},
-		"it was heard late":                      {at(1, 7, 8), 9, session(1)},
-		"the last that is old enough counts":     {at(1, 2, 4, 7, 8), 9, session(4)},
-		"a write counts for itself only in part": {at(9), 9, session(0)},
-	} {
-		if got := zookeeper.LeaseEnd(start, test.touches, at(test.sent)[0], timeout, ttl); !got.Equal(test.want) {
-			t.Errorf("%s: the lease ends after %v, not after %v", name, got.Sub(start), test.want.Sub(start))
-		}
-	}
-}
-
 // TestTokensOutliveAContainer: the servers delete a container that is empty. The key's tokens go
 // on from the time, also if the leader's clock falls.
 func TestTokensOutliveAContainer(t *testing.T) {
