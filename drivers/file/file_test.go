@@ -107,17 +107,6 @@ func TestARemovedLockFileIsALoss(t *testing.T) {
 	release(t, next)
 }
 
-func TestALeaseSurvivesTheGarbageCollection(t *testing.T) {
-	b := open(t, t.TempDir())
-	if _, err := b.Acquire(t.Context(), request("k")); err != nil { // and forget it
-		t.Fatal(err)
-	}
-	for range 3 {
-		runtime.GC()
-	}
-	wantHeld(t, b, request("k"))
-}
-
 func TestKeysAreAnyBytesAndNeverCollide(t *testing.T) {
 	b := open(t, t.TempDir())
 	keys := []string{

@@ -14,7 +14,7 @@ type lease struct {
 	entry   *entry
 	owner   string
 	fence   uint64
-	tokens  uint32 // the length of the range; zero: one token
+	tokens  uint32 // the length of the range; zero and one: one token
 	mode    driver.Mode
 	grace   time.Duration
 

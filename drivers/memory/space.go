@@ -130,10 +130,7 @@ func (e *entry) grant(b *Backend, req *driver.Request, now time.Time) *lease {
 		e.before = e.counter
 	}
 	e.counter = max(e.counter, fence)
-	l := &lease{backend: b, entry: e, owner: req.Owner, fence: fence, mode: req.Mode, since: now, until: end(req, now)}
-	if req.Tokens > 1 {
-		l.tokens = req.Tokens
-	}
+	l := &lease{backend: b, entry: e, owner: req.Owner, fence: fence, tokens: req.Tokens, mode: req.Mode, since: now, until: end(req, now)}
 	if req.Quorum != nil {
 		l.grace = req.Quorum.Grace
 	}

@@ -207,7 +207,6 @@ func TestDialects(t *testing.T) {
 				{"overtaken", overtaken, nil},
 				{"broken setup", brokenSetup, nil},
 				{"row locked", rowLocked, withServer},
-				{"odd names", oddNames, nil},
 				{"odd tables", oddTables, nil},
 				{"clients", clients, nil},
 				{"set up by many", setUpByMany, nil},
@@ -227,7 +226,10 @@ func TestDialects(t *testing.T) {
 					continue
 				}
 				own := *p
-				own.table = fmt.Sprintf("locks_%d", i)
+				own.table = fmt.Sprintf("MARKET_NOW_TOKEN_BYTES_TABLE_NAMES_LEAST_HAS_%d", i) // words of the statements
+				if p.dialect == sqltable.Postgres {
+					own.table = strings.ToLower(own.table) // so that tests need not quote it
+				}
 				own.url += "&table=" + own.table
 				t.Run(test.name, func(t *testing.T) { test.do(t, &own) })
 			}

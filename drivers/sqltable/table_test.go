@@ -8,8 +8,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
-	"net"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -290,23 +288,6 @@ func rowLocked(t *testing.T, p *place) {
 		t.Fatal(err)
 	}
 	ready(t, p.open(t))
-}
-
-// A table may have any name, also one that the statements' own words are part of.
-func oddNames(t *testing.T, p *place) {
-	for _, name := range []string{"MARKET", "TOKENS", "NOWHERE", "TABLES", "NAMES", "LEASTS", "BYTES"} {
-		own := *p
-		own.url = strings.Replace(p.url, "table="+p.table, "table="+name, 1)
-		b := own.open(t)
-		l := must(t, b, request("k"))
-		if err := l.Release(t.Context()); err != nil {
-			t.Errorf("%s: Release: %v", name, err)
-		}
-		time.Sleep(2 * time.Millisecond) // the server's clock goes on
-		if err := b.Clean(t.Context(), time.Microsecond); err != nil {
-			t.Errorf("%s: Clean: %v", name, err)
-		}
-	}
 }
 
 // Tables and settings with which locks do not work are refused, and the error says what to do.
@@ -657,55 +638,6 @@ func urls(t *testing.T, p *place) {
 		add("it is read-only", "erin", secret, "", "refused", "read-only")
 	}
 	drivertest.RunURLs(t, p.driver, secret, 1500*time.Millisecond, cases)
-}
-
-// A server that sends nonsense gets an error, and does not end the process.
-func TestAHostileMySQLServerIsAnError(t *testing.T) {
-	t.Parallel()
-	greeting := append(append([]byte("\x0a8.0\x00\x01\x00\x00\x00abcdefgh\x00\xff\xff\x21\x02\x00\xff\xff\x15"), make([]byte, 10)...), "ijklmnopqrst\x00mysql_native_password\x00"...)
-	packet := func(sequence byte, body ...byte) []byte {
-		return append([]byte{byte(len(body)), byte(len(body) >> 8), byte(len(body) >> 16), sequence}, body...)
-	}
-	greeted := func(more ...byte) []byte { return append(packet(0, greeting...), more...) }
-	in := packet(2, 0, 0, 0, 2, 0, 0, 0) // the login succeeds
-	streams := [][]byte{
-		{0xff, 0xff, 0xff, 0}, {0, 0, 0, 0}, packet(0, 0xff), packet(0, 0xff, 1, 1, '#'),
-		greeted(packet(2, 0xfe, 'x', 0)...), greeted(packet(2, 0, 0xfc)...),
-		greeted(append(in, packet(1, 0xfc)...)...), greeted(append(in, packet(1, 0, 0xfd, 1)...)...),
-	}
-	for n := range greeting {
-		streams = append(streams, packet(0, greeting[:n]...))
-	}
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer listener.Close() //nolint:errcheck // the test is over
-	var stream atomic.Pointer[[]byte]
-	go func() {
-		for {
-			conn, err := listener.Accept()
-			if err != nil {
-				return
-			}
-			_, _ = conn.Write(*stream.Load())
-			go func() {
-				_, _ = io.Copy(io.Discard, conn)
-				_ = conn.Close()
-			}()
-		}
-	}()
-	b, err := mysql.Driver{}.Open(&driver.Config{DSN: "mysql://root@" + listener.Addr().String() + "/test?call_timeout=50ms"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer b.Close() //nolint:errcheck // no database was ever reached
-	for _, bytes := range streams {
-		stream.Store(&bytes)
-		if _, err := b.Acquire(t.Context(), request("k")); err == nil || errors.Is(err, driver.ErrHeld) {
-			t.Errorf("after %q: %v", bytes, err)
-		}
-	}
 }
 
 // The parameters of TLS work as in all drivers: only a server with a certificate of the given
