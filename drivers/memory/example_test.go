@@ -21,49 +21,32 @@ func clientOf(b *memory.Backend) *dlock.Client {
 	return locks
 }
 
-// Another owner has the lock.
-func ExampleBackend_Hold() {
+// Another owner has the lock; a lease is lost, and knows it at once; the backend refuses connections.
+func Example() {
 	b := memory.New()
 	locks := clientOf(b)
 	defer locks.Close()
+	ctx := context.Background()
 
 	release := b.Hold("nightly")
-	_, err := locks.TryLock(context.Background(), "nightly")
+	_, err := locks.TryLock(ctx, "nightly")
 	fmt.Println("held:", errors.Is(err, dlock.ErrHeld))
 	release()
-	_, err = locks.TryLock(context.Background(), "nightly")
-	fmt.Println("then:", err)
-	// Output:
-	// held: true
-	// then: <nil>
-}
 
-// A lease is lost, and knows it at once.
-func ExampleBackend_Expire() {
-	b := memory.New()
-	locks := clientOf(b)
-	defer locks.Close()
-
-	err := dlock.Do(context.Background(), locks, "nightly", func(ctx context.Context) error {
+	err = dlock.Do(ctx, locks, "nightly", func(ctx context.Context) error {
 		b.Expire("nightly")
 		<-ctx.Done() // the work stops
 		return nil
 	})
 	fmt.Println("lost:", errors.Is(err, dlock.ErrLost))
-	// Output: lost: true
-}
-
-// The backend refuses connections.
-func ExampleBackend_Fail() {
-	b := memory.New()
-	locks := clientOf(b)
-	defer locks.Close()
 
 	b.Fail(errors.New("connection refused"))
-	_, err := locks.TryLock(context.Background(), "nightly")
+	_, err = locks.TryLock(ctx, "nightly")
 	fmt.Println(err)
 	fmt.Println("outage:", errors.Is(err, dlock.ErrUnavailable))
 	// Output:
+	// held: true
+	// lost: true
 	// dlock: trylock "nightly": connection refused
 	// outage: true
 }

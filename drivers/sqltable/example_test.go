@@ -14,36 +14,12 @@ import (
 	_ "github.com/redlock-go/redlock/drivers/sqltable/sqlite" // sqlite: URLs, and the client
 )
 
-func folder() string {
+// A program that has the database open makes the backend of that.
+func ExampleNew() {
 	dir, err := os.MkdirTemp("", "locks-")
 	if err != nil {
 		log.Fatal(err)
 	}
-	return dir
-}
-
-// A URL names the database. Other databases differ in the URL alone.
-func Example() {
-	dir := folder()
-	defer os.RemoveAll(dir) //nolint:errcheck // a temporary folder
-	locks, err := dlock.OpenURL("sqlite://" + filepath.ToSlash(dir) + "/locks.db?setup=true")
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer locks.Close()
-	err = dlock.Do(context.Background(), locks, "reports/2026-11", func(context.Context) error {
-		fmt.Println("one at a time")
-		return nil
-	})
-	fmt.Println(err)
-	// Output:
-	// one at a time
-	// <nil>
-}
-
-// A program that has the database open makes the backend of that.
-func ExampleNew() {
-	dir := folder()
 	defer os.RemoveAll(dir) //nolint:errcheck // a temporary folder
 	db, err := sql.Open("sqlite", filepath.Join(dir, "app.db"))
 	if err != nil {
