@@ -460,7 +460,7 @@ func stacks() string {
 }
 
 // serverGoroutine is server.Goroutine; the suite does not import the package for it. A case that
-// restarts a server of package server would find a leak (redlocktest/internal/mydriver) if they
+// restarts a server of package server would find a leak (drivers/everything/internal/mydriver) if they
 // differed.
 const serverGoroutine = "github.com/redlock-go/redlock/redlocktest/server.(*process).run"
 

@@ -1,9 +1,14 @@
-package stranger
+// Package mydriver is the driver of the page "Test your driver in twenty lines" in the
+// documentation of package redlocktest, so that the page is a test that runs. It was written from
+// the contract's documentation alone, over the bare commands of one Redis, and can have mistakes that
+// such a driver may have.
+package mydriver
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"time"
 
@@ -51,14 +56,19 @@ type backend struct {
 
 var _ driver.Watcher = (*backend)(nil)
 
-func open(addr, mistake string) *backend {
-	return &backend{mistake: mistake, calls: base.Calls{Name: "stranger"}, client: redis.NewClient(&redis.Options{
+// Mistake in the environment is the mistake of the backends that are opened, here and in processes that
+// are started; empty: none.
+const Mistake = "MYDRIVER_MISTAKE"
+
+// New returns a backend on the Redis at addr.
+func New(addr string) (driver.Backend, error) {
+	return &backend{mistake: os.Getenv(Mistake), calls: base.Calls{Name: "mydriver"}, client: redis.NewClient(&redis.Options{
 		Addr: addr, ContextTimeoutEnabled: true, DialTimeout: time.Second, MaxRetries: -1, PoolSize: 50,
-	})}
+	})}, nil
 }
 
 func (b *backend) Info() driver.Info {
-	return driver.Info{Name: "stranger", Features: driver.FeatureFencing, MinTTL: 20 * time.Millisecond, MaxTTL: 24 * time.Hour}
+	return driver.Info{Name: "mydriver", Features: driver.FeatureFencing, MinTTL: 20 * time.Millisecond, MaxTTL: 24 * time.Hour}
 }
 
 func (b *backend) Close() error {

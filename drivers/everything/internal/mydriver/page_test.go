@@ -15,7 +15,7 @@ func TestThePageIsThisTest(t *testing.T) {
 		}
 		return string(text)
 	}
-	_, page, ok := strings.Cut(read("../../doc.go"), "// # Test your driver in twenty lines\n")
+	_, page, ok := strings.Cut(read("../../../../redlocktest/doc.go"), "// # Test your driver in twenty lines\n")
 	page, _, end := strings.Cut(page, "\n// # ")
 	var code strings.Builder
 	for line := range strings.Lines(page) {

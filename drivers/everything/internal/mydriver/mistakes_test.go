@@ -1,36 +1,16 @@
-package stranger
+package mydriver_test
 
 import (
 	"context"
-	"os"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/everything/internal/mydriver"
 	"github.com/redlock-go/redlock/redlocktest"
-	"github.com/redlock-go/redlock/redlocktest/fault"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
-
-func TestMain(m *testing.M) {
-	redlocktest.ServeClient(func(url string) (driver.Backend, error) {
-		addr, mistake, _ := strings.Cut(url, "|")
-		return open(addr, mistake), nil
-	})
-	os.Exit(m.Run())
-}
-
-// harness is that of the page "Test your driver in twenty lines".
-func harness(t *testing.T, mistake string) redlocktest.Harness {
-	s := server.Command(t, []string{"redis-server", "--port", "{port}", "--dir", "{data}", "--appendonly", "yes", "--appendfsync", "always"}, nil)
-	h := fault.Harness(s.Addr(), func(addr string) (driver.Backend, error) { return open(addr, mistake), nil })
-	h.Process = func() (*redlocktest.Client, error) { return redlocktest.StartClient(s.Addr() + "|" + mistake) }
-	h.Faults.Kill, h.Faults.Restart = s.Kill, s.StartAgain
-	h.Faults.Pause, h.Faults.Resume = s.Pause, s.Resume
-	return h
-}
 
 // mistakes are those of a driver for another store that its author planted, with the case that finds
 // each, and the beginning of the rule that it names.
@@ -49,15 +29,16 @@ var mistakes = []struct{ mistake, found, rule string }{
 // soonest is how soon Run must tell of a mistake.
 const soonest = time.Minute
 
-// TestRunFindsAStrangersMistakes, each by the case that was made for it, and in the deep depth also
+// TestRunFindsAnAuthorsMistakes, each by the case that was made for it, and in the deep depth also
 // by a run of all cases, within a minute.
-func TestRunFindsAStrangersMistakes(t *testing.T) {
+func TestRunFindsAnAuthorsMistakes(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes seconds for each mistake")
 	}
 	for _, m := range mistakes {
 		t.Run(m.mistake, func(t *testing.T) {
-			h := harness(t, m.mistake)
+			t.Setenv(mydriver.Mistake, m.mistake)
+			h := harness(t)
 			if !server.IsDeep() {
 				h.Only, h.Timeout = m.found, 8*time.Second
 			}
@@ -85,10 +66,4 @@ func TestRunFindsAStrangersMistakes(t *testing.T) {
 			}
 		})
 	}
-}
-
-// TestRunPassesASoundStranger.
-func TestRunPassesASoundStranger(t *testing.T) {
-	server.Deep(t)
-	redlocktest.Run(t, harness(t, ""))
 }

@@ -6,9 +6,9 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/everything/internal/mydriver"
 	"github.com/redlock-go/redlock/redlocktest"
 	"github.com/redlock-go/redlock/redlocktest/fault"
-	"github.com/redlock-go/redlock/redlocktest/internal/mydriver"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
