@@ -115,18 +115,18 @@ func TestAStressThatShowsNothingFails(t *testing.T) {
 		o    StressOptions
 		says string
 	}{
-		"hooks":    {overDead(func(f *Faults) { *f = Faults{Partition: nothing, Heal: nothing} }), StressOptions{Operations: 300}, "does nothing"},
-		"one hook": {overDead(func(f *Faults) { f.Partition = nothing }), StressOptions{Duration: 10 * time.Second}, "× partition"},
+		"hooks":    {overDead(func(f *Faults) { *f = Faults{Partition: nothing, Heal: nothing} }), StressOptions{Operations: 100}, "does nothing"},
+		"one hook": {overDead(func(f *Faults) { f.Partition = nothing }), StressOptions{Duration: 3 * time.Second}, "× partition"},
 		"slow": {overDead(func(f *Faults) { f.Slow = func(driver.Backend, time.Duration) error { return nil } }),
-			StressOptions{Duration: 10 * time.Second}, "× slow"},
-		"replies": {overDead(func(f *Faults) { *f = Faults{DropReply: nothing} }), StressOptions{Operations: 300}, "none had an effect"},
+			StressOptions{Duration: 3 * time.Second}, "× slow"},
+		"replies": {overDead(func(f *Faults) { *f = Faults{DropReply: nothing} }), StressOptions{Operations: 100}, "none had an effect"},
 		"contention": {brokenHarness(func(b *broken) { // everybody waits
 			b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
 				waits := *req
 				waits.Wait = true
 				return b.Backend.Acquire(context.WithoutCancel(ctx), &waits)
 			}
-		}), StressOptions{Operations: 300}, "too little contention"},
+		}), StressOptions{Operations: 100}, "too little contention"},
 		"answers": {brokenHarness(func(b *broken) {
 			var calls atomic.Int64
 			b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
@@ -137,7 +137,7 @@ func TestAStressThatShowsNothingFails(t *testing.T) {
 				}
 				return nil, errTimeout
 			}
-		}), StressOptions{Operations: 300}, "too few answers"},
+		}), StressOptions{Operations: 100}, "too few answers"},
 		"calls": {brokenHarness(func(b *broken) {
 			b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
 				<-time.After(10 * time.Second)

@@ -22,10 +22,10 @@ var (
 
 func TestMain(m *testing.M) {
 	flag.Parse()
-	os.Exit(run(m))
+	os.Exit(runAll(m))
 }
 
-func run(m *testing.M) int {
+func runAll(m *testing.M) int {
 	start := func(s **server.Server, kind server.Kind) error {
 		var err error
 		*s, err = server.Start(context.Background(), server.Config{Kind: kind})
@@ -41,7 +41,7 @@ func run(m *testing.M) int {
 	switch {
 	case errors.As(err, &missing) && os.Getenv("CI") == "":
 		fmt.Println("without the examples and tests on servers:", err)
-		_ = flag.Set("test.skip", "^(Example(Tx|Row|RedisScript)|Test(SQL|AnOld|TheScript).*)$")
+		_ = flag.Set("test.skip", "^(Example(Tx|Row|RedisScript)|Test(SQL|AnOld|TheScript|TheLateWrite).*)$")
 		return m.Run()
 	case err != nil:
 		fmt.Println(err)

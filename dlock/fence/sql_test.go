@@ -12,8 +12,8 @@ import (
 	"github.com/redlock-go/redlock/dlock/fence"
 )
 
-// save writes a report, unless a later holder of the lock has been there.
-func save(ctx context.Context, db *sql.DB, name, body string, token uint64) error {
+// saveReport writes a report, unless a later holder of the lock has been there.
+func saveReport(ctx context.Context, db *sql.DB, name, body string, token uint64) error {
 	tx, err := db.BeginTx(ctx, nil)
 	if err != nil {
 		return err
@@ -40,8 +40,8 @@ func ExampleTx() {
 		}
 	}
 	slow, quick := tokens(locks, "reports/nightly")
-	fmt.Println("quick:", save(ctx, db, "nightly", "new", quick))
-	fmt.Println("slow is refused:", errors.Is(save(ctx, db, "nightly", "old", slow), fence.ErrStale))
+	fmt.Println("quick:", saveReport(ctx, db, "nightly", "new", quick))
+	fmt.Println("slow is refused:", errors.Is(saveReport(ctx, db, "nightly", "old", slow), fence.ErrStale))
 	var body string
 	err := db.QueryRowContext(ctx, "SELECT body FROM reports WHERE name = 'nightly'").Scan(&body)
 	fmt.Println("stored:", body, err)

@@ -375,7 +375,7 @@ func state(q *redlock.Backend, s quorum.Bootstrap) (r *quorum.MemoryReport, err 
 // a late call may be repeated, so the best of several rounds counts.
 func TestTheGuardCostsNoRoundTrip(t *testing.T) {
 	t.Parallel()
-	const locks, rounds = 30, 10
+	const locks, rounds = 10, 10
 	c := start(t, 5)
 	for prefix, options := range map[string][]string{"with:": {"bootstrap=true", "restart_guard=1h"}, "without:": {unguarded}} {
 		b := c.open(everyNode, append(options, "prefix="+prefix, calm)...)

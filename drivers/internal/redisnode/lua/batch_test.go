@@ -135,7 +135,7 @@ func TestABatchDoesWhatTheSingleScriptsDo(t *testing.T) {
 	}
 	rounds, scripts := 1000, texts()
 	if testing.Short() {
-		rounds = 300
+		rounds = 100
 	}
 	r := rand.New(rand.NewPCG(1, 2))
 	for round := range rounds {

@@ -1,5 +1,4 @@
-// Package pages has the code of the documentation's pages, so that it compiles.
-package pages
+package fence_test
 
 import (
 	"context"
@@ -13,25 +12,23 @@ import (
 	"testing"
 	"time"
 
-	_ "github.com/jackc/pgx/v5/stdlib"
-
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/dlock/fence"
-	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
+// This file has the code of the documentation's pages, so that it compiles.
 var (
 	_ = []any{follow, save, stop, degrade, open}
 
 	block = regexp.MustCompile("(?s)```go\n(.*?)```")
 )
 
-const docs = "../../../.github/docs"
+const docs = "../../.github/docs"
 
 // TestThePagesCodeCompiles finds the code of every page in a file that is compiled: this one,
 // or one of a nested module, which imports other libraries.
 func TestThePagesCodeCompiles(t *testing.T) {
-	compiled := flat(t, "pages_test.go") + flat(t, "../../../benchmark/pages_test.go") + flat(t, "../../../dlock/gocronlock/gocronlock_test.go")
+	compiled := flat(t, "pages_test.go") + flat(t, "../../benchmark/pages_test.go") + flat(t, "../../dlock/gocronlock/gocronlock_test.go")
 	pages, err := filepath.Glob(docs + "/*.md")
 	if err != nil || len(pages) == 0 {
 		t.Fatal(pages, err)
@@ -58,11 +55,7 @@ func TestThePagesCodeCompiles(t *testing.T) {
 
 // TestTheLateWriteIsRefused runs the guards of the page on correctness.
 func TestTheLateWriteIsRefused(t *testing.T) {
-	db, err := sql.Open("pgx", server.Postgres(t).URL())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = db.Close() })
+	db := database
 	for _, statement := range []string{
 		fence.Schema(fence.Postgres, "fences"),
 		"CREATE TABLE accounts (id int, balance int, fence bigint NOT NULL DEFAULT 0)", "INSERT INTO accounts VALUES (42, 10)",
