@@ -444,7 +444,7 @@ func each(leases []*Lease, end func(*Lease) error) (errs []error) {
 			}
 			mu.Lock()
 			defer mu.Unlock()
-			errs = append(errs, &Error{Op: "unlock", Key: l.key, Attempts: 1, Err: err})
+			errs = append(errs, l.notReleased(err))
 		})
 	}
 	wg.Wait()

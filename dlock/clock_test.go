@@ -15,20 +15,23 @@ import (
 )
 
 // granting is a backend that always grants.
-type granting struct{}
+type granting struct{ releases atomic.Int64 }
 
-func (granting) Info() driver.Info {
+func (*granting) Info() driver.Info {
 	return driver.Info{Name: "granting", MinTTL: driver.MinTTL, MaxTTL: time.Hour}
 }
-func (granting) Close() error { return nil }
-func (granting) Acquire(_ context.Context, r *driver.Request) (driver.Lease, error) {
-	return &grant{driver.Grant{Expires: driver.Expires(time.Now(), r.TTL)}}, nil
+func (*granting) Close() error { return nil }
+func (b *granting) Acquire(_ context.Context, r *driver.Request) (driver.Lease, error) {
+	return &grant{driver.Grant{Expires: driver.Expires(time.Now(), r.TTL)}, b}, nil
 }
 
-type grant struct{ g driver.Grant }
+type grant struct {
+	g driver.Grant
+	b *granting
+}
 
 func (g *grant) Grant() driver.Grant           { return g.g }
-func (g *grant) Release(context.Context) error { return nil }
+func (g *grant) Release(context.Context) error { g.b.releases.Add(1); return nil }
 func (g *grant) Renew(_ context.Context, r *driver.Renewal) (driver.Grant, error) {
 	return driver.Grant{Expires: driver.Expires(time.Now(), r.TTL)}, nil
 }
@@ -36,7 +39,7 @@ func (g *grant) Renew(_ context.Context, r *driver.Renewal) (driver.Grant, error
 // sleeper is a client on a machine that can sleep.
 func sleeper(t *testing.T, opts ...Option) (*Client, *atomic.Int64) {
 	t.Helper()
-	c, err := New(granting{}, append([]Option{WithLogger(nil)}, opts...)...)
+	c, err := New(&granting{}, append([]Option{WithLogger(nil)}, opts...)...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -129,5 +132,40 @@ func TestAnEndedLeaseIsForgotten(t *testing.T) {
 	}
 	if n := len(c.leases) + len(c.queues.byKey); n != 0 {
 		t.Errorf("%d entries are left of leases that ended", n)
+	}
+}
+
+// Unlock looks at the clock after it has asked whether the client is closed, and Close before it ends a
+// lease: meanwhile the other one comes.
+func TestALockIsReleasedOnceThoughUnlockAndCloseMeet(t *testing.T) {
+	for _, unlockFirst := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			c, _ := sleeper(t)
+			l, err := c.Lock(t.Context(), "k")
+			if err != nil {
+				t.Fatal(err)
+			}
+			unlocked, closed := make(chan error, 1), make(chan error, 1)
+			unlock, shut := func() { unlocked <- l.Unlock() }, func() { closed <- c.Close() }
+			first, second := shut, unlock
+			if unlockFirst {
+				first, second = unlock, func() { go shut(); synctest.Wait() }
+			}
+			var armed atomic.Bool
+			c.clock = boot.New(boot.Source{Suspended: func() time.Duration {
+				if armed.CompareAndSwap(true, false) {
+					second()
+				}
+				return 0
+			}})
+			armed.Store(true)
+			first()
+			if err := <-unlocked; !errors.Is(err, ErrClosed) {
+				t.Errorf("Unlock = %v, want ErrClosed", err)
+			}
+			if err, n := <-closed, c.backend.(*granting).releases.Load(); err != nil || n != 1 {
+				t.Errorf("Close = %v, and %d releases", err, n)
+			}
+		})
 	}
 }

@@ -350,14 +350,38 @@ func TestTheLongestDurationsAreForEver(t *testing.T) {
 	})
 }
 
+// The server says so at the release, or when it is to keep the lock for WithMinHold.
 func TestAReleaseOfWhatIsGoneDidNotFail(t *testing.T) {
-	s := newSpy()
-	c := newSpyClient(t, s)
-	l := lock(t, c, "k")
-	s.set(func() { s.release = func(context.Context) error { return driver.ErrLost } })
-	if err := l.Unlock(); !errors.Is(err, dlock.ErrLost) || c.Stats().ReleaseFailed != 0 {
-		t.Errorf("Unlock = %v, Stats = %+v", err, c.Stats())
+	for _, minHold := range []time.Duration{0, 5 * time.Second} {
+		s := newSpy()
+		c := newSpyClient(t, s)
+		l := lock(t, c, "k", dlock.WithMinHold(minHold))
+		s.set(func() {
+			s.release = func(context.Context) error { return driver.ErrLost }
+			s.renew = func(context.Context, *driver.Renewal) error { return driver.ErrLost }
+		})
+		if err := l.Unlock(); !errors.Is(err, dlock.ErrLost) || c.Stats().ReleaseFailed != 0 {
+			t.Errorf("WithMinHold(%v): Unlock = %v, Stats = %+v", minHold, err, c.Stats())
+		}
 	}
+}
+
+// A renewal at once tells the server of a minimum hold that is longer than the TTL, and costs nobody
+// else a request.
+func TestOnlyAMinHoldBeyondTheTTLIsToldAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for hold, want := range map[time.Duration]int64{0: 0, dlock.DefaultTTL: 0, dlock.DefaultTTL + 1: 1} {
+			for _, hide := range []driver.Features{0, driver.FeatureKeep} {
+				s := newSpy()
+				s.hide = hide
+				lock(t, newSpyClient(t, s), "k", dlock.WithMinHold(hold))
+				time.Sleep(time.Second)
+				if got := s.renewals.Load(); hide == 0 && got != want || hide != 0 && got != 0 {
+					t.Errorf("a minimum hold of %v, without %v: %d renewals", hold, hide, got)
+				}
+			}
+		}
+	})
 }
 
 // Only the server knows the locks of a dead process.

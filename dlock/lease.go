@@ -27,7 +27,7 @@ type Lease struct {
 	granted boot.Instant
 	tenure  *tenure      // nil: the lock is not passed on
 	limit   boot.Instant // the end of WithMaxHold
-	keep    boot.Instant // the end of WithMinHold; zero: none
+	keep    boot.Instant // the end of WithMinHold
 
 	mu       sync.Mutex
 	lost     <-chan struct{} // the grant's; nil: none
@@ -68,19 +68,16 @@ func (c *Client) newLease(ctx context.Context, r *request, held driver.Lease, at
 			return nil, fmt.Errorf("granted too late: it took %v of a TTL of %v (use a longer TTL)", time.Since(start).Round(time.Millisecond), r.TTL)
 		}
 	}
-	if r.tokens > 1 {
+	if r.tokens != 0 {
 		l.tenure = c.newTenure(l, r, g)
 	}
-	if r.maxHold > 0 {
+	if r.maxHold != 0 {
 		l.limit = now.Add(r.maxHold)
 	}
-	if r.minHold > 0 {
-		l.keep = now.Add(r.minHold)
-		if r.minHold > l.ttl && c.keeps() {
-			l.renewAt = now // tell the server at once, in case this process ends
-		}
+	l.keep = now.Add(r.minHold)
+	if r.minHold > l.ttl && c.keeps() {
+		l.renewAt = now // tell the server at once, in case this process ends
 	}
-	l.stepAt = min(l.endsAt(), l.renewAt)
 	return l, c.enlist(l)
 }
 
@@ -232,6 +229,11 @@ func (l *Lease) Unlock() error {
 	if err == nil {
 		return nil
 	}
+	return l.notReleased(err)
+}
+
+// notReleased makes the error of a release.
+func (l *Lease) notReleased(err error) *Error {
 	return &Error{Op: "unlock", Key: l.key, Attempts: 1, Err: err}
 }
 
@@ -254,7 +256,7 @@ func (l *Lease) release(pass bool) error {
 		}
 		c.tell(ctx, l, e)
 	}
-	if err != nil && !errors.Is(err, ErrLost) && l.ttl > 0 {
+	if err != nil && !errors.Is(err, ErrLost) && l.ttl != 0 {
 		ends := fmt.Sprintf("its TTL of %v", l.ttl)
 		if c.bySession() {
 			ends = "its session, and not before its TTL" // a server may end sessions later

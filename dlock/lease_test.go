@@ -183,6 +183,29 @@ func TestASessionsLeasesEndWithItAndShareOneGoroutine(t *testing.T) {
 	})
 }
 
+// A driver that closes a shared channel for one of its leases gives the others a new one.
+func TestALeaseIsTakenToAnotherChannelOfLoss(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSpy()
+		first, second := make(chan struct{}), make(chan struct{})
+		s.session(first)
+		l := lock(t, newSpyClient(t, s), "k")
+		s.set(func() { s.session(second) })
+		close(first)
+		synctest.Wait()
+		if err := l.Err(); err != nil {
+			t.Errorf("the lease has another channel: %v", err)
+		}
+		close(second)
+		synctest.Wait()
+		select {
+		case <-l.Done():
+		default:
+			t.Error("the loss was not noticed")
+		}
+	})
+}
+
 func TestUnlockWorksAfterCancellationAndTwice(t *testing.T) {
 	type key struct{}
 	s := newSpy()
@@ -215,9 +238,11 @@ func TestAReleaseThatMayNotHaveArrivedIsReported(t *testing.T) {
 		s := newSpy()
 		s.release = func(context.Context) error { return errOutage }
 		of(s)
-		err := lock(t, newSpyClient(t, s), "k").Unlock()
-		if !errors.Is(err, dlock.ErrUnavailable) || !strings.HasSuffix(err.Error(), end) {
-			t.Errorf("got %v, want ErrUnavailable and %q", err, end)
+		c := newSpyClient(t, s)
+		err := lock(t, c, "k").Unlock()
+		var e *dlock.Error
+		if !errors.Is(err, dlock.ErrUnavailable) || !strings.HasSuffix(err.Error(), end) || !errors.As(err, &e) || e.Attempts != 1 || c.Stats().ReleaseFailed != 1 {
+			t.Errorf("got %v, want ErrUnavailable and %q; %+v", err, end, c.Stats())
 		}
 	}
 }

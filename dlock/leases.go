@@ -24,6 +24,7 @@ func (c *Client) enlist(l *Lease) error {
 		return ErrClosed
 	}
 	c.count.held.Add(1)
+	l.stepAt = min(l.endsAt(), l.renewAt)
 	c.leases = append(c.leases, l)
 	c.leases.fix(len(c.leases) - 1)
 	if l.lost != nil {

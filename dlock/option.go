@@ -42,12 +42,12 @@ type config struct {
 	hooks   Hooks
 	log     *slog.Logger
 	label   string
-	passOn  time.Duration // negative: the default
+	passOn  time.Duration // or passOnDefault
 	require driver.Features
 }
 
 func defaults() config {
-	return config{lockConfig: lockConfig{ttl: DefaultTTL}, log: slog.Default(), label: defaultLabel(), passOn: -1}
+	return config{lockConfig: lockConfig{ttl: DefaultTTL}, log: slog.Default(), label: defaultLabel(), passOn: passOnDefault}
 }
 
 // forever is 73 years. Options cut longer durations, such as math.MaxInt64, because a sum with

@@ -134,6 +134,7 @@ func TestBadInputIsNamedBeforeAnyIO(t *testing.T) {
 		"TTL":            dlock.WithTTL(time.Millisecond),
 		"WithMaxHold":    dlock.WithMaxHold(-1),
 		"WithMinHold":    dlock.WithMinHold(-1),
+		"WithPassOn":     dlock.WithPassOn(-1),
 		"WithOwnerLabel": dlock.WithOwnerLabel("a b"),
 		"WithRequire":    dlock.WithRequire(driver.FeatureSession),
 		"0x100000":       dlock.WithRequire(1 << 20),

@@ -64,7 +64,7 @@ func (l *Lease) nextRenewal() boot.Instant {
 // rest of WithMinHold alone.
 func (l *Lease) renewal(now boot.Instant) *driver.Renewal {
 	r := &driver.Renewal{TTL: l.ttl}
-	if l.keep != 0 && l.c.keeps() {
+	if l.c.keeps() {
 		r.Keep = max(l.keep.Sub(now), 0)
 		if l.kept {
 			r.TTL, r.Keep = 0, max(r.Keep, time.Millisecond)

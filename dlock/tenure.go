@@ -24,6 +24,8 @@ type tenure struct {
 // leastPassOn is the shortest default of WithPassOn, passOnTimes the share of the time for which the
 // lock is passed on that taking it at the backend may cost.
 const (
+	passOnDefault time.Duration = -1
+
 	leastPassOn = 10 * time.Millisecond
 	passOnTimes = 4
 )
@@ -75,9 +77,9 @@ func (c *Client) newTenure(l *Lease, r *request, g driver.Grant) *tenure {
 		return nil
 	}
 	d := c.passOn
-	if d < 0 {
+	if d == passOnDefault {
 		d = leastPassOn
-		if l.ttl > 0 { // otherwise nothing tells how much of the call was no waiting
+		if l.ttl != 0 { // otherwise nothing tells how much of the call was no waiting
 			d = max(d, passOnTimes*l.granted.Sub(l.expires.Add(driver.Drift(l.ttl)-l.ttl)))
 		}
 	}
@@ -154,13 +156,12 @@ func (c *Client) inherit(ctx context.Context, r *request, from *Lease) (*Lease, 
 		c: c, held: from.held, ctx: context.WithoutCancel(ctx), key: r.name, fence: from.fence, ttl: from.ttl, margin: from.margin,
 		granted: now, tenure: from.tenure, limit: never, lost: from.lost, expires: from.expires, renewAt: from.renewAt, index: -1,
 	}
-	if l.tenure.last > 0 {
+	if l.tenure.last != 0 {
 		l.fence++
 	}
-	if r.maxHold > 0 {
+	if r.maxHold != 0 {
 		l.limit = now.Add(r.maxHold)
 	}
-	l.stepAt = min(l.endsAt(), l.renewAt)
 	err := errPassedLate
 	if now < l.endsAt() {
 		err = c.enlist(l)

@@ -87,7 +87,12 @@ func TestALockIsPassedOnInOrderWithoutTheServer(t *testing.T) {
 func TestWhatIsPassedOn(t *testing.T) {
 	call := func(opts ...dlock.LockOption) func(context.Context, *dlock.Client) error {
 		return func(ctx context.Context, c *dlock.Client) error {
-			return dlock.Do(ctx, c, "k", func(context.Context) error { return nil }, opts...)
+			return dlock.Do(ctx, c, "k", func(ctx context.Context) error {
+				if l, _ := dlock.LeaseFor(ctx, "k"); l.Fence() != 0 != c.Backend().Info().Features.Has(driver.FeatureFencing) {
+					t.Errorf("the token is %d", l.Fence())
+				}
+				return nil
+			}, opts...)
 		}
 	}
 	nothing := func(context.Context) error { return nil }
@@ -97,35 +102,46 @@ func TestWhatIsPassedOn(t *testing.T) {
 		options []dlock.Option
 		hide    driver.Features
 		want    bool
+		holder  []dlock.LockOption
 	}{
-		"Do":          {call(), plain, 0, true},
-		"WithMaxHold": {call(dlock.WithMaxHold(time.Second)), plain, 0, true},
+		"Do":          {call(), plain, 0, true, nil},
+		"WithMaxHold": {call(dlock.WithMaxHold(time.Second)), plain, 0, true, nil},
 		"DoAll": {func(ctx context.Context, c *dlock.Client) error {
 			return dlock.DoAll(ctx, c, []string{"k", "l"}, nothing)
-		}, plain, 0, true},
-		"Elect":          {func(ctx context.Context, c *dlock.Client) error { return dlock.Elect(ctx, c, "k", nothing) }, plain, 0, true},
-		"without tokens": {call(), plain, driver.FeatureTokens | driver.FeatureFencing, true},
-		"one token each": {call(), plain, driver.FeatureTokens, false},
-		"turned off":     {call(), []dlock.Option{dlock.WithPassOn(0)}, 0, false},
-		"another TTL":    {call(dlock.WithTTL(9 * time.Second)), plain, 0, false},
-		"another margin": {call(dlock.WithMargin(time.Second)), plain, 0, false},
-		"WithMinHold":    {call(dlock.WithMinHold(time.Millisecond)), plain, 0, false},
-		"WithSlots":      {call(dlock.WithSlots(1)), plain, 0, false},
-		"WithShared":     {call(dlock.WithShared()), plain, 0, false},
+		}, plain, 0, true, nil},
+		"Elect":          {func(ctx context.Context, c *dlock.Client) error { return dlock.Elect(ctx, c, "k", nothing) }, plain, 0, true, nil},
+		"without tokens": {call(), plain, driver.FeatureTokens | driver.FeatureFencing, true, nil},
+		"one token each": {call(), plain, driver.FeatureTokens, false, nil},
+		"turned off":     {call(), []dlock.Option{dlock.WithPassOn(0)}, 0, false, nil},
+		"another TTL":    {call(dlock.WithTTL(9 * time.Second)), plain, 0, false, nil},
+		"another margin": {call(dlock.WithMargin(time.Second)), plain, 0, false, nil},
+		"WithMinHold":    {call(dlock.WithMinHold(time.Millisecond)), plain, 0, false, nil},
+		"WithSlots":      {call(dlock.WithSlots(1)), plain, 0, false, nil},
+		"WithShared":     {call(dlock.WithShared()), plain, 0, false, nil},
 		"TryLock": {func(_ context.Context, c *dlock.Client) error {
 			_, err := c.TryLock(context.Background(), "k")
 			if errors.Is(err, dlock.ErrHeld) {
 				err = nil
 			}
 			return err
-		}, plain, 0, false},
+		}, plain, 0, false, nil},
+		"from WithSlots": {call(), plain, driver.FeatureTokens | driver.FeatureFencing, false, []dlock.LockOption{dlock.WithSlots(1)}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := newSpy()
 				s.hide = tt.hide
+				if tt.hide.Has(driver.FeatureFencing) {
+					s.granted = func(g *driver.Grant) { g.Fence, g.Tokens = 0, 0 }
+				}
+				s.acquire = func(_ context.Context, r *driver.Request) error {
+					if r.Tokens > 1 && tt.options != nil {
+						t.Errorf("%d tokens are asked for", r.Tokens)
+					}
+					return nil
+				}
 				c := newSpyClient(t, s, tt.options...)
-				holder := tenured(t, c, tt.want || tt.hide == 0 && tt.options == nil)
+				holder := tenured(t, c, tt.want || tt.hide == 0 && tt.options == nil, tt.holder...)
 				done := make(chan error, 1)
 				go func() { done <- tt.call(t.Context(), c) }()
 				synctest.Wait()
@@ -145,29 +161,31 @@ func TestWhatIsPassedOn(t *testing.T) {
 // TestALeaseIsReleasedBesideItsRenewal: a lock is not passed on while a renewal of it is under way, or
 // if less than half of its TTL is left.
 func TestALeaseIsReleasedBesideItsRenewal(t *testing.T) {
-	for after, renew := range map[time.Duration]func(context.Context, *driver.Renewal) error{
-		3500 * time.Millisecond: func(ctx context.Context, _ *driver.Renewal) error { return hang(ctx) },
-		5200 * time.Millisecond: func(context.Context, *driver.Renewal) error { return errOutage },
-	} {
+	const half = dlock.DefaultTTL / 2
+	for left, want := range map[time.Duration]bool{6500 * time.Millisecond: false, half: true, half - 1: false} {
 		synctest.Test(t, func(t *testing.T) {
 			s := newSpy()
-			s.renew = renew
+			s.renew = failingRenewal
+			if left > half {
+				s.renew = func(ctx context.Context, _ *driver.Renewal) error { return hang(ctx) }
+			}
 			c := newSpyClient(t, s, dlock.WithPassOn(time.Minute))
 			holder := tenured(t, c, true)
 			served := waitInOrder(1, func(int) *dlock.Lease { return lock(t, c, "k") }, func(_ int, l *dlock.Lease) { unlock(t, l) })
-			time.Sleep(after)
-			before := c.Stats()
+			deadline, _ := holder.Deadline()
+			time.Sleep(time.Until(deadline) - left)
+			before := c.Stats().Passed
 			unlock(t, holder)
 			served()
-			if s.renewals.Load() == 0 || c.Stats().Passed != before.Passed {
-				t.Errorf("after %v and %d renewals the lock was passed on: %+v", after, s.renewals.Load(), c.Stats())
+			if got := c.Stats().Passed > before; s.renewals.Load() == 0 || got != want {
+				t.Errorf("%v before its end, after %d renewals, it was passed on: %v", left, s.renewals.Load(), got)
 			}
 		})
 	}
 }
 
 // tenured returns a lease of k that can be passed on, as it can if somebody waited for the key.
-func tenured(t *testing.T, c *dlock.Client, certainly bool) *dlock.Lease {
+func tenured(t *testing.T, c *dlock.Client, certainly bool, opts ...dlock.LockOption) *dlock.Lease {
 	for range 3 {
 		l := lock(t, c, "k")
 		served := waitInOrder(2, func(int) *dlock.Lease { return lock(t, c, "k") }, func(_ int, l *dlock.Lease) { unlock(t, l) })
@@ -177,7 +195,7 @@ func tenured(t *testing.T, c *dlock.Client, certainly bool) *dlock.Lease {
 	if certainly && c.Stats().Passed == 0 {
 		t.Errorf("nothing was passed on to calls that wait: %+v", c.Stats())
 	}
-	return lock(t, c, "k")
+	return lock(t, c, "k", opts...)
 }
 
 // TestATenureEndsSoon: the waiter of another client waits for one bound and one hold longer at most.
@@ -228,22 +246,93 @@ func TestATenureEndsSoon(t *testing.T) {
 // TestAWaiterBehindALongHoldHasItsPlaceAtTheServer: from the end of the tenure on it is served in the
 // order of all clients.
 func TestAWaiterBehindALongHoldHasItsPlaceAtTheServer(t *testing.T) {
+	for name, of := range map[string]func(*spy) []dlock.Option{
+		"a tenure": func(*spy) []dlock.Option { return nil },
+		"a tenure of a session": func(s *spy) []dlock.Option {
+			s.session(nil)
+			s.hide = driver.FeatureTokens | driver.FeatureFencing
+			return nil
+		},
+		"a grant with one token": func(s *spy) []dlock.Option {
+			s.granted = func(g *driver.Grant) { g.Tokens = 1 }
+			return []dlock.Option{dlock.WithPassOn(time.Hour)}
+		},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newSpy()
+			ours, theirs := newSpyClient(t, s, of(s)...), newSpyClient(t, s.Backend.(*memory.Backend).Peer())
+			time.Sleep(time.Hour) // a program that has run for long
+			holder := tenured(t, ours, name != "a grant with one token")
+			served := waitInOrder(2, func(i int) *dlock.Lease {
+				if i == 1 {
+					time.Sleep(100 * time.Millisecond)
+					return lock(t, theirs, "k")
+				}
+				return lock(t, ours, "k")
+			}, func(_ int, l *dlock.Lease) { unlock(t, l) })
+			time.Sleep(time.Second)
+			unlock(t, holder)
+			if got := served(); got[0] != 0 {
+				t.Errorf("%s: the waiter that came later was served first", name)
+			}
+		})
+	}
+}
+
+// TestALockIsPassedOnForFourTimesWhatItTook: the default, beside a slow server, and for 10 ms at least.
+func TestALockIsPassedOnForFourTimesWhatItTook(t *testing.T) {
+	const ms = time.Millisecond
+	for held, want := range map[time.Duration]bool{80*ms - 2: true, 80 * ms: false, 10*ms - 2: true, 10 * ms: false} {
+		took := 20 * ms
+		if held <= 10*ms {
+			took = 0
+		}
+		synctest.Test(t, func(t *testing.T) {
+			s := newSpy()
+			s.acquire = func(context.Context, *driver.Request) error { time.Sleep(took); return nil }
+			s.granted = func(g *driver.Grant) { g.Expires = g.Expires.Add(-took) } // it counts from the request
+			c := newSpyClient(t, s)
+			holder := tenured(t, c, true)
+			before := c.Stats().Passed
+			served := waitInOrder(1, func(int) *dlock.Lease { return lock(t, c, "k") }, func(_ int, l *dlock.Lease) { unlock(t, l) })
+			time.Sleep(held)
+			unlock(t, holder)
+			served()
+			if got := c.Stats().Passed > before; got != want {
+				t.Errorf("after %v, of a grant that took %v, it was passed on: %v", held, took, got)
+			}
+		})
+	}
+}
+
+// TestTokensAreAskedForAsLongAsSomebodyWaits: two for the first tenure, and one from a second after the
+// last local waiter on.
+func TestTokensAreAskedForAsLongAsSomebodyWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSpy()
-		ours, theirs := newSpyClient(t, s), newSpyClient(t, s.Backend.(*memory.Backend).Peer())
-		holder := tenured(t, ours, true)
+		var asked atomic.Uint32
+		s.acquire = func(_ context.Context, r *driver.Request) error { asked.Store(r.Tokens); return nil }
+		c := newSpyClient(t, ways["polled"](s))
+		free := s.Backend.(*memory.Backend).Peer().Hold("k")
+		ctx, cancel := context.WithCancel(t.Context())
 		served := waitInOrder(2, func(i int) *dlock.Lease {
 			if i == 1 {
-				time.Sleep(100 * time.Millisecond)
-				return lock(t, theirs, "k")
+				_, _ = c.Lock(ctx, "k")
+				return nil
 			}
-			return lock(t, ours, "k")
-		}, func(_ int, l *dlock.Lease) { unlock(t, l) })
-		time.Sleep(time.Second)
-		unlock(t, holder)
-		if got := served(); got[0] != 0 {
-			t.Error("the waiter that came later was served first")
+			return lock(t, c, "k")
+		}, func(int, *dlock.Lease) {})
+		time.Sleep(3 * time.Second)
+		if n := asked.Load(); n != 2 {
+			t.Errorf("%d tokens are asked for while one waits, want 2", n)
 		}
+		cancel()
+		time.Sleep(2 * time.Second)
+		if n := asked.Load(); n != 0 {
+			t.Errorf("%d tokens are asked for when nobody waits", n)
+		}
+		free()
+		served()
 	})
 }
 
