@@ -83,7 +83,7 @@ func (c *cutTrial) run(t *testing.T) bool {
 		return false
 	}
 	defer p.Close() //nolint:errcheck // the test's own
-	b, err := open(c.s.through(p.Addr()) + "&max_conns=2")
+	b, err := open(through(c.s.URL(), p.Addr()) + "&max_conns=2")
 	if err != nil {
 		t.Error(err)
 		return false

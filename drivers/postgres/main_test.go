@@ -9,7 +9,6 @@ import (
 	"os"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -32,7 +31,7 @@ func TestMain(m *testing.M) {
 	parallel := true
 	flag.Visit(func(f *flag.Flag) { parallel = parallel && f.Name != "test.parallel" })
 	if parallel {
-		if err := flag.Set("test.parallel", "12"); err != nil {
+		if err := flag.Set("test.parallel", "8"); err != nil {
 			panic(err)
 		}
 	}
@@ -105,6 +104,7 @@ var shared struct {
 	err  error
 
 	mu   sync.Mutex
+	db   *pgx.Conn
 	free []testDatabase
 	made int
 }
@@ -119,10 +119,8 @@ func (d testDatabase) URLFor(user, password string) string {
 	return strings.Replace(shared.s.URLFor(user, password), "/postgres?", "/"+d.name+"?", 1)
 }
 
-// through is the database's URL by way of a proxy.
-func (d testDatabase) through(addr string) string {
-	return strings.Replace(d.url, shared.s.Addr(), addr, 1)
-}
+// through is a URL of the shared server by way of a proxy.
+func through(url, addr string) string { return strings.Replace(url, shared.s.Addr(), addr, 1) }
 
 // database returns a database of the shared server. After the test it is emptied, for another test:
 // to make one costs the server more than most tests.
@@ -130,8 +128,11 @@ func database(t testing.TB) testDatabase {
 	t.Helper()
 	shared.once.Do(func() {
 		shared.s, shared.err = server.Start(context.Background(), server.Config{Kind: server.KindPostgres, Settings: []server.Setting{
-			{Name: "max_connections", Value: "800"}, {Name: "max_locks_per_transaction", Value: "256"},
+			{Name: "max_connections", Value: "400"},
 		}, HBA: []string{"host all alice 127.0.0.1/32 scram-sha-256"}})
+		if shared.err == nil {
+			shared.db, shared.err = pgx.Connect(context.Background(), shared.s.URL())
+		}
 	})
 	var missing *server.MissingError
 	switch {
@@ -149,15 +150,15 @@ func database(t testing.TB) testDatabase {
 		shared.made++
 		d.name = fmt.Sprint("test", shared.made)
 		d.url = strings.Replace(shared.s.URL(), "/postgres?", "/"+d.name+"?", 1)
-		once(t, shared.s.URL(), "CREATE DATABASE "+d.name)
+		run(t, shared.db, "CREATE DATABASE "+d.name+" TEMPLATE template0") // to which nobody connects meanwhile
 	}
 	t.Cleanup(func() {
-		once(t, shared.s.URL(), "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE datname = '"+d.name+"'", "ALTER DATABASE "+d.name+" RESET ALL")
+		shared.mu.Lock()
+		defer shared.mu.Unlock()
+		run(t, shared.db, "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE datname = '"+d.name+"'", "ALTER DATABASE "+d.name+" RESET ALL")
 		once(t, d.url, `DO $$BEGIN EXECUTE (SELECT string_agg(format('DROP SCHEMA %I CASCADE', nspname), ';') FROM pg_namespace
 			WHERE nspname NOT LIKE 'pg\_%' AND nspname <> 'information_schema'); END$$`,
 			"CREATE SCHEMA public", "GRANT USAGE ON SCHEMA public TO PUBLIC")
-		shared.mu.Lock()
-		defer shared.mu.Unlock()
 		shared.free = append(shared.free, d)
 	})
 	return d
@@ -247,31 +248,6 @@ type factory = func(context.Context) (*pgx.Conn, error)
 // connector makes connections by URL.
 func connector(url string) factory {
 	return func(ctx context.Context) (*pgx.Conn, error) { return pgx.Connect(ctx, url) }
-}
-
-// wrapped makes connections by URL over network connections that wrap makes of real ones.
-func wrapped(t testing.TB, url string, wrap func(net.Conn) net.Conn) factory {
-	t.Helper()
-	cfg, err := pgx.ParseConfig(url)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cfg.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
-		c, err := (&net.Dialer{}).DialContext(ctx, network, addr)
-		if err != nil {
-			return nil, err
-		}
-		return wrap(c), nil
-	}
-	return func(ctx context.Context) (*pgx.Conn, error) { return pgx.ConnectConfig(ctx, cfg.Copy()) }
-}
-
-// counted counts the connections that f makes.
-func counted(n *atomic.Int64, f factory) factory {
-	return func(ctx context.Context) (*pgx.Conn, error) {
-		n.Add(1)
-		return f(ctx)
-	}
 }
 
 // built returns a backend that uses a factory.

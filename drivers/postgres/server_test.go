@@ -304,14 +304,14 @@ func TestCallersThatGiveUpEndNoConnection(t *testing.T) {
 	s := database(t)
 	for name, url := range map[string]string{
 		"without TLS": s.URL(),
-		"with TLS":    strings.Replace(s.through(startTLSProxy(t, shared.s.Addr())), "sslmode=disable", "sslmode=require", 1),
+		"with TLS":    strings.Replace(through(s.URL(), startTLSProxy(t, shared.s.Addr())), "sslmode=disable", "sslmode=require", 1),
 	} {
 		b := opener(t, url)
 		held, mine := must(t, opener(t, s.URL()), request("held", time.Hour)), must(t, b, request("mine", time.Hour))
-		for i := range 200 {
+		for i := 0; i < 200; i += rounds(1, 3) {
 			ctx, cancel := context.WithTimeout(context.Background(), time.Duration(i)*10*time.Microsecond)
 			r := request(fmt.Sprint("free", i), time.Hour)
-			if i%20 == 0 {
+			if i%5 == 0 {
 				r = waiting("held", time.Hour)
 			}
 			if l, err := b.Acquire(ctx, r); err == nil {

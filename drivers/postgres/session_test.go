@@ -3,10 +3,8 @@ package postgres_test
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"net"
 	"slices"
 	"strings"
 	"sync"
@@ -46,7 +44,17 @@ func takeMany(t *testing.T, b driver.Backend, n int, ttl time.Duration) []driver
 func proxied(t *testing.T) (testDatabase, *fault.Proxy, *postgres.Backend) {
 	t.Helper()
 	s, p := database(t), fault.NewProxy(t, shared.s.Addr())
-	return s, p, opener(t, s.through(p.Addr()))
+	return s, p, opener(t, through(s.URL(), p.Addr()))
+}
+
+// alter replaces a text in what is sent by another one of the same length.
+func alter(p *fault.Proxy, old, text string) {
+	p.Judge(fault.ToServer, func(_ int64, chunk []byte) (int, fault.Action) {
+		if at := bytes.Index(chunk, []byte(old)); at >= 0 {
+			copy(chunk[at:], text)
+		}
+		return len(chunk), fault.Pass
+	})
 }
 
 // each runs f n times at once.
@@ -115,22 +123,11 @@ func TestALeaseThatIsNotRenewedEndsAloneOnALivelySession(t *testing.T) {
 	drivertest.Release(t, kept)
 }
 
-// thiefConn unlocks all locks of a session just before the session unlocks one itself.
-type thiefConn struct{ net.Conn }
-
-func (c thiefConn) Write(b []byte) (int, error) {
-	if !bytes.Contains(b, []byte("EXECUTE dlock_u(")) {
-		return c.Conn.Write(b)
-	}
-	sql := append([]byte("DO $$BEGIN PERFORM pg_advisory_unlock_all(); END$$; "), b[5:]...)
-	_, err := c.Conn.Write(append(binary.BigEndian.AppendUint32([]byte{'Q'}, uint32(len(sql)+4)), sql...))
-	return len(b), err
-}
-
 func TestAnUnlockOfWhatIsNotThereIsALoss(t *testing.T) {
 	t.Parallel()
-	b := built(t, wrapped(t, database(t).URL(), func(c net.Conn) net.Conn { return thiefConn{c} }), nil)
+	_, p, b := proxied(t)
 	l := must(t, b, request("k", time.Minute))
+	alter(p, "EXECUTE dlock_u(", "EXECUTE dlock_v(") // of a shared lock
 	if err := release(l); !errors.Is(err, driver.ErrLost) {
 		t.Errorf("Release of a lock that the session does not have: %v", err)
 	}
@@ -208,9 +205,7 @@ func TestManySharedLeasesAreReleasedAtOnce(t *testing.T) {
 	_, p, b := proxied(t)
 	const together = 300
 	leases := make([]driver.Lease, 3*together)
-	for i := range leases {
-		leases[i] = must(t, b, sharing("k", time.Hour))
-	}
+	each(len(leases), func(i int) { leases[i], _ = drivertest.Acquire(t, b, sharing("k", time.Hour)) })
 	const delay = 50 * time.Millisecond
 	p.Delay(fault.ToClient, delay, 0)
 	quickest := time.Hour
@@ -288,17 +283,10 @@ func TestAFullLockTableNamesTheSetting(t *testing.T) {
 // A renewal that needs another timeout of the session ends if that cannot be set, whoever reads the answer.
 func TestARenewalEndsIfTheTimeoutCannotBeSet(t *testing.T) {
 	t.Parallel()
-	s := database(t)
-	p := fault.NewProxy(t, shared.s.Addr())
-	b := opener(t, s.through(p.Addr()))
+	_, p, b := proxied(t)
 	l := must(t, b, request("k", 10*time.Second))
 	time.Sleep(4 * postgres.IdleRead) // then the connection's own goroutine reads
-	p.Judge(fault.ToServer, func(_ int64, chunk []byte) (int, fault.Action) {
-		if at := bytes.Index(chunk, []byte("SET idle")); at >= 0 {
-			copy(chunk[at:], "LET")
-		}
-		return len(chunk), fault.Pass
-	})
+	alter(p, "SET idle", "LET idle")
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	if _, err := l.Renew(ctx, &driver.Renewal{TTL: time.Minute}); !errors.Is(err, driver.ErrLost) || ctx.Err() != nil {
@@ -312,7 +300,7 @@ func TestADeadConnectionBlocksNoKeyForATTL(t *testing.T) {
 	t.Parallel()
 	s := database(t)
 	p := fault.NewProxy(t, shared.s.Addr())
-	via, direct := connector(s.through(p.Addr())), connector(s.URL())
+	via, direct := connector(through(s.URL(), p.Addr())), connector(s.URL())
 	var dead atomic.Bool
 	b := built(t, func(ctx context.Context) (*pgx.Conn, error) {
 		if dead.Load() { // new connections work
