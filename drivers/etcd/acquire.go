@@ -122,7 +122,7 @@ func (a *attempt) hold(responses []*etcdserverpb.ResponseOp) bool {
 		return false
 	}
 	e, _ := a.b.parse(first)
-	a.seen = &driver.HeldError{Holder: e.owner}
+	a.seen = &driver.HeldError{Holder: e.Owner}
 	return true
 }
 
@@ -212,10 +212,10 @@ func (a *attempt) entry() *part {
 // found adopts the entry that an earlier try wrote, and looks for entries before it.
 func (a *attempt) found(ctx context.Context, kv *mvccpb.KeyValue) (alone bool, err error) {
 	e, _ := a.b.parse(kv)
-	if e.owner != a.req.Owner {
+	if e.Owner != a.req.Owner {
 		return false, errGone // another program has overwritten it
 	}
-	a.rev, a.fence = e.rev, e.fence
+	a.rev, a.fence = e.rev, e.Fence
 	return a.confirm(ctx)
 }
 

@@ -11,21 +11,6 @@ import (
 	"github.com/redlock-go/redlock/drivers/etcd"
 )
 
-// The shortest way: by URL.
-func Example() {
-	locks, err := dlock.OpenURL("etcd://a.example.com:2379,b.example.com:2379,c.example.com:2379?ttl=10s")
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer locks.Close() //nolint:errcheck // the program ends
-	err = dlock.Do(context.Background(), locks, "nightly", func(ctx context.Context) error {
-		return nil // the work, under ctx
-	})
-	if err != nil {
-		log.Print(err)
-	}
-}
-
 // A client that the program has already.
 func ExampleNew() {
 	client, err := clientv3.New(clientv3.Config{Endpoints: []string{"a.example.com:2379", "b.example.com:2379"}})

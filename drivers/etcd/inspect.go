@@ -75,7 +75,7 @@ func (b *Backend) entries(ctx context.Context, in span, most int64) (entries []e
 func state(key string, entries []entry) *driver.State {
 	queue := make([]base.Entry, len(entries))
 	for i, e := range entries {
-		queue[i] = base.Entry{Holder: driver.Holder{Owner: e.owner, Fence: e.fence, Tokens: e.count}, Mode: e.mode}
+		queue[i] = e.Entry
 	}
 	return base.QueueState(key, 0, queue)
 }
@@ -160,28 +160,28 @@ func (b *Backend) holder(ctx context.Context, key string, fence uint64) (*entry,
 // members.
 func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 	var c *clientv3.Client
+	found := &base.Findings{}
 	if err := b.inspect(ctx, b.opt.CallTimeout, func(call *base.Call) (err error) {
 		if c, err = b.connect(call); err == nil {
 			_, err = b.fetchBase(call)
+		}
+		if err == nil {
+			checkCluster(call, c, found)
 		}
 		return err
 	}); err != nil {
 		return nil, err
 	}
-	found := &base.Findings{}
-	for _, endpoint := range c.Endpoints() {
-		found.Node = endpoint
-		b.checkMember(ctx, c, endpoint, found)
+	for _, found.Node = range c.Endpoints() {
+		b.checkMember(ctx, c, found)
 	}
-	found.Node = ""
-	b.checkCluster(ctx, c, found)
 	return found.Result(nil)
 }
 
-func (b *Backend) checkMember(ctx context.Context, c *clientv3.Client, endpoint string, found *base.Findings) {
+func (b *Backend) checkMember(ctx context.Context, c *clientv3.Client, found *base.Findings) {
 	ctx, cancel := context.WithTimeout(ctx, b.opt.CallTimeout)
 	defer cancel()
-	s, err := c.Status(ctx, endpoint)
+	s, err := c.Status(ctx, found.Node)
 	if err != nil {
 		found.Add("member-unreachable", driver.SeverityWarning, "start the member, or remove it from the URL", "the member does not answer: %s", strings.ReplaceAll(err.Error(), "\n", "; "))
 		return
@@ -194,7 +194,7 @@ func (b *Backend) checkMember(ctx context.Context, c *clientv3.Client, endpoint 
 	}
 	for _, e := range s.Errors {
 		d := found.Add("alarm", driver.SeverityWarning, "compact and defragment the database or raise its quota, then disarm the alarm", "the member reports %s", e)
-		d.Measured, d.Command = e, "etcdctl --endpoints "+endpoint+" defrag && etcdctl --endpoints "+endpoint+" alarm disarm"
+		d.Measured, d.Command = e, "etcdctl --endpoints "+found.Node+" defrag && etcdctl --endpoints "+found.Node+" alarm disarm"
 	}
 }
 
@@ -205,9 +205,7 @@ func endsRenewedLeases(version string) bool {
 	return n == 2 && (minor < 4 || minor == 4 && patch < 31 || minor == 5 && patch < 13)
 }
 
-func (b *Backend) checkCluster(ctx context.Context, c *clientv3.Client, found *base.Findings) {
-	ctx, cancel := context.WithTimeout(ctx, b.opt.CallTimeout)
-	defer cancel()
+func checkCluster(ctx context.Context, c *clientv3.Client, found *base.Findings) {
 	list, err := c.MemberList(ctx)
 	if err != nil {
 		return // the user may not read it

@@ -106,19 +106,17 @@ func (s *session) free(key string) {
 
 // An entry is a stored owner.
 type entry struct {
+	base.Entry
 	key   string
 	path  string
-	mode  driver.Mode
-	owner string
-	fence uint64
-	count uint32 // the length of the range of tokens; zero: one token
-	rev   int64  // the create revision
+	rev   int64 // the create revision
 	lease clientv3.LeaseID
 }
 
 // parse reads an entry. The token of another library's entry is its create revision.
 func (b *Backend) parse(kv *mvccpb.KeyValue) (e entry, ok bool) {
-	e = entry{key: string(kv.Key), rev: kv.CreateRevision, lease: clientv3.LeaseID(kv.Lease), fence: uint64(kv.CreateRevision)}
+	e = entry{key: string(kv.Key), rev: kv.CreateRevision, lease: clientv3.LeaseID(kv.Lease)}
+	e.Fence = uint64(kv.CreateRevision)
 	name, ok := strings.CutPrefix(e.key, b.opt.Path)
 	end := strings.IndexByte(name, '/')
 	if !ok || end <= 0 {
@@ -126,13 +124,13 @@ func (b *Backend) parse(kv *mvccpb.KeyValue) (e entry, ok bool) {
 	}
 	e.path = e.key[:len(b.opt.Path)+end]
 	if strings.HasPrefix(name[end+1:], read) {
-		e.mode = driver.Shared
+		e.Mode = driver.Shared
 	}
 	stored, owner, tokens, ours := base.ParseEntry(string(kv.Value), layout)
-	if ours && stored+e.fence <= driver.MaxFence {
-		e.owner, e.count, e.fence = owner, tokens, stored+e.fence
+	if ours && stored+e.Fence <= driver.MaxFence {
+		e.Owner, e.Tokens, e.Fence = owner, tokens, stored+e.Fence
 	} else {
-		e.owner = cmp.Or(string(kv.Value), "lease "+strconv.FormatInt(kv.Lease, 16))
+		e.Owner = cmp.Or(string(kv.Value), "lease "+strconv.FormatInt(kv.Lease, 16))
 	}
 	return e, true
 }

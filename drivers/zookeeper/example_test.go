@@ -1,29 +1,10 @@
 package zookeeper_test
 
 import (
-	"context"
-	"log"
-
 	"github.com/go-zookeeper/zk"
 
-	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/drivers/zookeeper"
 )
-
-// The shortest way: by URL.
-func Example() {
-	locks, err := dlock.OpenURL("zk://a.example.com:2181,b.example.com:2181,c.example.com:2181?ttl=10s")
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer locks.Close() //nolint:errcheck // the program ends
-	err = dlock.Do(context.Background(), locks, "nightly", func(ctx context.Context) error {
-		return nil // the work, under ctx
-	})
-	if err != nil {
-		log.Print(err)
-	}
-}
 
 // A program with go-zookeeper's own lock shares it with one that uses this backend.
 func ExampleBackend_Path() {

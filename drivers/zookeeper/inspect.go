@@ -3,6 +3,7 @@ package zookeeper
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"time"
 
@@ -28,16 +29,21 @@ func (b *Backend) inspect(ctx context.Context, f func(context.Context, *session)
 // Lookup returns the holders of key, and the number of its waiters.
 func (b *Backend) Lookup(ctx context.Context, key string) (state *driver.State, err error) {
 	err = b.inspect(ctx, func(ctx context.Context, s *session) error {
-		if err := b.look(ctx, s); err != nil {
-			return err
-		}
-		if _, err := s.catchUp(ctx, b.Path(key)); err != nil {
-			return err
-		}
-		state, _, err = b.state(ctx, s, key)
+		state, _, err = b.current(ctx, s, key)
 		return err
 	})
 	return state, err
+}
+
+// current is state as of now.
+func (b *Backend) current(ctx context.Context, s *session, key string) (*driver.State, []string, error) {
+	if err := b.look(ctx, s); err != nil {
+		return nil, nil, err
+	}
+	if _, err := s.catchUp(ctx, b.Path(key)); err != nil {
+		return nil, nil, err
+	}
+	return b.state(ctx, s, key)
 }
 
 // state reads the queue of a lock, and the nodes of its entries: an entry holds the lock if no earlier
@@ -113,32 +119,19 @@ func (b *Backend) List(ctx context.Context, prefix string, yield func(*driver.St
 // renewal.
 func (b *Backend) Break(ctx context.Context, key string, h driver.Holder) error {
 	return b.inspect(ctx, func(ctx context.Context, s *session) error {
-		node, err := b.holder(ctx, s, key, h.Fence)
+		state, nodes, err := b.current(ctx, s, key)
 		if err != nil {
 			return err
 		}
-		if _, err = s.ask(ctx, remove(node, -1)); errors.Is(err, errNoNode) {
+		i := slices.IndexFunc(state.Holders, func(x driver.Holder) bool { return x.Fence == h.Fence })
+		if i < 0 || h.Fence == 0 { // zero: its entry was not read
+			return driver.ErrLost
+		}
+		if _, err = s.ask(ctx, remove(nodes[i], -1)); errors.Is(err, errNoNode) {
 			err = driver.ErrLost
 		}
 		return err
 	})
-}
-
-// holder returns the entry of the holder with this token.
-func (b *Backend) holder(ctx context.Context, s *session, key string, fence uint64) (string, error) {
-	if _, err := s.catchUp(ctx, b.Path(key)); err != nil {
-		return "", err
-	}
-	state, nodes, err := b.state(ctx, s, key)
-	if err != nil {
-		return "", err
-	}
-	for i, h := range state.Holders {
-		if h.Fence == fence && fence != 0 { // zero: its entry was not read
-			return nodes[i], nil
-		}
-	}
-	return "", driver.ErrLost
 }
 
 // Check asks every member that the backend knows for a session, and the ensemble for its list of
@@ -146,9 +139,6 @@ func (b *Backend) holder(ctx context.Context, s *session, key string, fence uint
 func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 	found := &base.Findings{}
 	err := b.inspect(ctx, func(ctx context.Context, s *session) error {
-		if _, err := s.await(ctx); err != nil {
-			return err
-		}
 		if err := b.look(ctx, s); err != nil {
 			return err
 		}
@@ -157,19 +147,22 @@ func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, host := range b.hosts {
-		found.Node = host
-		b.checkMember(ctx, host, found)
+	for _, found.Node = range b.hosts { // let it make a session
+		l, err := (&session{b: b, class: inspectionTTL, ctx: ctx}).connect(found.Node, b.opt.CallTimeout)
+		if err != nil {
+			found.Add("member-unreachable", driver.SeverityWarning, "start the member, and check that it reaches a majority of the others; or remove it from the URL",
+				"the member makes no session: %s", strings.ReplaceAll(err.Error(), "\n", "; "))
+			continue
+		}
+		_, _ = l.send(request{op: opClose}) // or the session ends by itself
+		l.hangUp()
 	}
 	return found.Result(nil)
 }
 
 func (b *Backend) checkEnsemble(ctx context.Context, s *session, found *base.Findings) error {
 	got, err := s.again(ctx, get("/zookeeper/config", 0))
-	switch {
-	case err != nil && !definite(err):
-		return err
-	case err != nil:
+	if definite(err) {
 		return nil // the user may not read it
 	}
 	voters := 0
@@ -179,17 +172,5 @@ func (b *Backend) checkEnsemble(ctx context.Context, s *session, found *base.Fin
 		}
 	}
 	found.Members(voters, len(b.hosts))
-	return nil
-}
-
-// checkMember lets the member make a session.
-func (b *Backend) checkMember(ctx context.Context, host string, found *base.Findings) {
-	l, err := (&session{b: b, class: inspectionTTL, ctx: ctx}).connect(host, b.opt.CallTimeout)
-	if err != nil {
-		found.Add("member-unreachable", driver.SeverityWarning, "start the member, and check that it reaches a majority of the others; or remove it from the URL",
-			"the member makes no session: %s", strings.ReplaceAll(err.Error(), "\n", "; "))
-		return
-	}
-	_, _ = l.send(request{op: opClose}) // or the session ends by itself
-	l.hangUp()
+	return err
 }

@@ -54,20 +54,14 @@ func (p *place) confirm(ctx context.Context) error {
 }
 
 // remove deletes the entry, if there is one.
-func (p *place) remove(ctx context.Context) error {
-	if p.s.over() != nil {
-		return nil // it ends with the session
-	}
+func (p *place) remove(ctx context.Context) (err error) {
 	if p.doubt {
-		if err := p.find(ctx); err != nil {
-			return err
-		}
+		err = p.find(ctx)
 	}
-	if p.node == "" {
-		return nil
+	if err == nil && p.node != "" {
+		_, err = p.s.again(ctx, remove(p.node, -1))
 	}
-	_, err := p.s.again(ctx, remove(p.node, -1))
-	if errors.Is(err, errNoNode) || p.s.over() != nil {
+	if errors.Is(err, errNoNode) || p.s.over() != nil { // it ends with the session
 		return nil
 	}
 	return err

@@ -103,12 +103,7 @@ func (s *session) run(ctx context.Context) {
 			s.reason = err.Error()
 			s.mu.Unlock()
 		}
-		pause := time.NewTimer(min(5*time.Millisecond<<min(fails, 10), longestPause))
-		select {
-		case <-pause.C:
-		case <-s.ctx.Done():
-			pause.Stop()
-		}
+		base.Pause(s.ctx, min(5*time.Millisecond<<min(fails, 10), longestPause))
 		fails++
 	}
 }

@@ -71,40 +71,25 @@ func appendText[T string | []byte](b []byte, text T) []byte {
 
 func appendNumber(b []byte, n int32) []byte { return binary.BigEndian.AppendUint32(b, uint32(n)) }
 
-// of makes a request that begins with a node.
-func of(op int32, node string) request { return request{op, appendText(nil, node)} }
-
 func get(node string, watch byte) request {
-	q := of(opGet, node)
-	q.body = append(q.body, watch)
-	return q
+	return request{opGet, append(appendText(nil, node), watch)}
 }
 
 func set(node string, data []byte, version int32) request {
-	q := of(opSet, node)
-	q.body = appendNumber(appendText(q.body, data), version)
-	return q
+	return request{opSet, appendNumber(appendText(appendText(nil, node), data), version)}
 }
 
 func create(op int32, node string, data []byte, who acl, flags int32) request {
 	const one, all = 1, 31
-	q := of(op, node)
-	q.body = appendNumber(appendNumber(appendText(q.body, data), one), all)
-	q.body = appendNumber(appendText(appendText(q.body, who.scheme), who.id), flags)
-	return q
+	b := appendNumber(appendNumber(appendText(appendText(nil, node), data), one), all)
+	return request{op, appendNumber(appendText(appendText(b, who.scheme), who.id), flags)}
 }
 
 func remove(node string, version int32) request {
-	q := of(opDelete, node)
-	q.body = appendNumber(q.body, version)
-	return q
+	return request{opDelete, appendNumber(appendText(nil, node), version)}
 }
 
-func children(node string) request {
-	q := of(opChildren, node)
-	q.body = append(q.body, 0)
-	return q
-}
+func children(node string) request { return request{opChildren, append(appendText(nil, node), 0)} }
 
 // check is a write that changes nothing, and needs the node.
 func check(node string) request {
