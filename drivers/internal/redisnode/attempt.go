@@ -80,7 +80,11 @@ func (t *attempt) args(c *Call, args []string) []string {
 	c.notAfter, c.proposed = c.process.clock.at(t.deadline), int64(t.floor)
 	args = append(args, strconv.FormatInt(c.notAfter, 10), t.owner, t.span.px, t.texts.Value[len(t.owner)+1:], t.span.life)
 	if t.op == lua.AcquireShared {
-		args = append(args, flag(t.again || t.node.cfg.Repeats), t.node.tells(), t.node.waiterChannels)
+		again := "0"
+		if t.again || t.node.cfg.Repeats {
+			again = "1"
+		}
+		args = append(args, again, t.node.tells, t.node.waiterChannels)
 	}
 	return append(args, t.more...)
 }
@@ -136,7 +140,9 @@ func (t *attempt) heard(c *Call, err error, late bool) error {
 	_, tells := text(c.Reply, 1) // the value of the lock, as the refusals of the scripts do
 	switch code := c.code(); {
 	case c.granted(): // at this time, with the proposed token
-		n.queue.served(t.texts.Key, t.place)
+		if t.place != "" {
+			n.queue.served(t.texts.Key, t.place)
+		}
 		if err := n.replicated(c); err != nil {
 			t.doubt() // it has the lock, which is released
 			return err

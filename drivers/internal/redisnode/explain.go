@@ -114,7 +114,7 @@ func (n *Node) verdict(key string, e ServerError) *driver.RefusedError {
 	case strings.Contains(text, "DB index is out of range"):
 		return no(0, "the server has no such database")
 	case strings.Contains(text, "mark of the fencing counters"):
-		return no(0, "the key %q holds something that is not the mark of the fencing counters: remove it, or use another prefix", n.mark(key))
+		return no(0, "the key %q holds something that is not the mark of the fencing counters: remove it, or use another prefix", n.names.Mark(key, n.cfg.Cluster))
 	case strings.Contains(text, "fencing counter"):
 		return no(0, "the counter %q is no number, or at its end", n.names.Counter(key))
 	case strings.Contains(text, "unknown command"), strings.Contains(text, "Unknown Redis command"), strings.Contains(text, "scripting engine"):

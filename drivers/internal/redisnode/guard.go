@@ -72,14 +72,6 @@ func (g *guard) of(q *quorum.Info) *quorum.Info {
 	return nil
 }
 
-// check refuses requests that the guard cannot protect, before any I/O.
-func (g *guard) check(req *driver.Request) error {
-	if g.cfg.Cluster && g.of(req.Quorum) != nil {
-		return &driver.RefusedError{Reason: g.cfg.Addr + ": a Cluster cannot have a restart guard, since its shards restart one by one: restart_guard=off"}
-	}
-	return nil
-}
-
 // guard returns the knowledge about the guard for a quorum that proposes these terms, under the
 // adopted terms for its number of nodes if there are any.
 func (p *process) guard(space string, proposed *quorum.Terms) *guarded {

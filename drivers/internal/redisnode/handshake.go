@@ -185,7 +185,7 @@ func (n *Node) Bootstrap(ctx context.Context, b *quorum.Bootstrap) (*quorum.Memo
 	case q == nil:
 		return &quorum.MemoryReport{}, nil
 	case n.cfg.Cluster:
-		return nil, n.guard.check(&driver.Request{Quorum: q})
+		return nil, n.checkOwn(&driver.Request{Quorum: q})
 	case q == n.guard.lone && b.Statement != quorum.StateNew:
 		return nil, driver.Invalid("Statement", "is for the nodes of a quorum, and this is a lone server")
 	}

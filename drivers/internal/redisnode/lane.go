@@ -77,15 +77,14 @@ func (l *lane) do(ctx context.Context, c *Call) error {
 	if err := ctx.Err(); err != nil {
 		return NotSent(err)
 	}
-	l.node.work.Add()
-	defer l.node.work.Done()
 	c.ctx = ctx
 	c.deadline, _ = ctx.Deadline()
 	alone, err := l.enter(c)
-	switch {
-	case err != nil:
+	if err != nil {
 		return NotSent(err)
-	case alone:
+	}
+	defer l.node.work.Done()
+	if alone {
 		return l.alone(c)
 	}
 	select {
@@ -101,20 +100,9 @@ func (l *lane) do(ctx context.Context, c *Call) error {
 	return c.result()
 }
 
-// start is do for a call of a started operation, which hears of its end exactly once: never from within
-// start, and no later than at its deadline. It returns false if do would fail at once.
-func (l *lane) start(c *Call) bool {
-	c.ctx, c.deadline, c.started = c.of.term, c.of.deadline, true
-	l.node.work.Add()
-	if _, err := l.enter(c); err != nil {
-		l.node.work.Done()
-		return false
-	}
-	return true
-}
-
 // enter lets c be sent, now or later, unless it returns an error; alone says that its caller must
-// send it.
+// send it. The operation of a started call hears of its end exactly once: never from within enter, and
+// no later than at its deadline.
 func (l *lane) enter(c *Call) (alone bool, err error) {
 	now := time.Now()
 	left := c.deadline.Sub(now)
@@ -126,6 +114,7 @@ func (l *lane) enter(c *Call) (alone bool, err error) {
 	if l.closed {
 		return false, driver.ErrClosed
 	}
+	l.node.work.Add()
 	i, lone := l.free(), l.trips[0] == nil && l.trips[1] == nil
 	if i >= 0 {
 		c.state, c.self[0] = callSent, c

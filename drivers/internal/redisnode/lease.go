@@ -47,14 +47,6 @@ type inDoubt struct {
 	expires, until time.Time     // of a renewal, which may take effect until then; zero: there was none
 }
 
-// tries returns the tries of the acquisition with an unknown outcome. The caller holds l.mu.
-func (l *Lease) tries() []*Call {
-	if l.inDoubt == nil {
-		return nil
-	}
-	return l.inDoubt.tries
-}
-
 var (
 	_ driver.Lease = (*Lease)(nil)
 	_ async.Lease  = (*Lease)(nil)
@@ -115,17 +107,21 @@ func (l *Lease) checkRenewal(r *driver.Renewal) error {
 // A renewal is one Renew. No other renewal of the lease runs meanwhile.
 type renewal struct {
 	operation
-	lease       *Lease
-	span        *span
-	keep, least string
-	grant       driver.Grant
+	lease           *Lease
+	px, least, life string // ARGV
+	keep            string
+	grant           driver.Grant
 }
 
 func (l *Lease) renewal(r *driver.Renewal) *renewal {
 	n := l.node
 	t := reused[renewal](&n.renewals)
 	t.node, t.part, t.op, t.texts, t.shared, t.quorum, t.q, t.ttl = n, t, lua.Renew, l.texts, l.shared, l.quorum, n.guard.of(l.quorum), r.TTL
-	t.lease, t.least, t.keep, t.span = l, strconv.FormatUint(r.MinFence, 10), millis(r.Keep), n.span(max(r.TTL, r.Keep), l.quorum)
+	t.lease, t.px, t.least, t.keep = l, "0", strconv.FormatUint(r.MinFence, 10), millis(r.Keep)
+	if r.TTL > 0 { // else the holder is done
+		t.px = n.span(r.TTL, l.quorum).px
+	}
+	t.life = n.span(max(r.TTL, r.Keep), l.quorum).life
 	if l.shared {
 		t.op = lua.RenewShared
 	}
@@ -141,15 +137,7 @@ func (t *renewal) end(err error) (driver.Grant, error) {
 }
 
 func (t *renewal) args(c *Call, args []string) []string {
-	px := "0" // the holder is done
-	switch kept := t.node.kept(t.ttl, t.quorum); {
-	case t.ttl == 0:
-	case t.span.lock == kept:
-		px = t.span.px
-	default: // the lock is kept for longer than the TTL
-		px = millis(kept)
-	}
-	return append(args, strconv.FormatInt(c.process.clock.at(t.deadline), 10), t.lease.value, px, t.least, t.span.life, t.keep)
+	return append(args, strconv.FormatInt(c.process.clock.at(t.deadline), 10), t.lease.value, t.px, t.least, t.life, t.keep)
 }
 
 // tell lets the next renewal of the lease run, and gives the receiver the result.
@@ -223,8 +211,8 @@ func (l *Lease) extend(c *Call, clock time.Time, ttl time.Duration) {
 func (l *Lease) over() (over bool, awaits []*Call) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.giveBack {
-		awaits = l.tries()
+	if l.giveBack && l.inDoubt != nil {
+		awaits = l.inDoubt.tries
 	}
 	return l.released, awaits
 }
@@ -243,9 +231,10 @@ func (l *Lease) releasing() *releasing {
 	t.lease, t.once = l, l.quorum != nil
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	giveBack, before, tries := l.giveBack, l.before, l.tries()
+	giveBack, before := l.giveBack, l.before
 	t.silent, l.silent, l.giveBack = l.silent, false, false
-	if giveBack && len(tries) > 0 {
+	if d := l.inDoubt; giveBack && d != nil && len(d.tries) > 0 {
+		tries := d.tries
 		if slices.ContainsFunc(tries, func(c *Call) bool { return !l.node.answered(c) }) {
 			before = unknown
 		} else if fence, counter := l.node.votes(tries); before == unknown && uint64(fence) == l.fence {

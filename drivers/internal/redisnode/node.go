@@ -37,6 +37,7 @@ type Node struct {
 
 	serverMark     string // the name of the mark, if one serves all keys
 	waiterChannels string // the beginning of the names of waiters' own channels
+	tells          string // "1" if PUBLISH tells whether a waiter is there: in a Cluster it counts one node's
 	// Answered attempts, renewals and releases for reuse: these would be most of a lock's allocations.
 	attempts, renewals, releasings sync.Pool
 
@@ -88,7 +89,10 @@ func New(cfg Config) (*Node, error) {
 		return nil, err
 	}
 	n := &Node{cfg: cfg, names: names.Prefix(cfg.Prefix), ending: make(chan struct{}), over: make(chan struct{})}
-	n.serverMark, n.waiterChannels = n.names.Mark("", false), n.names.Own()
+	n.serverMark, n.waiterChannels, n.tells = n.names.Mark("", false), n.names.Own(), "1"
+	if cfg.Cluster {
+		n.tells = "0"
+	}
 	n.guard = newGuard(&n.cfg, &n.wg)
 	n.router = newRouter(n)
 	n.queue = newWaitQueue(n)
@@ -121,14 +125,16 @@ func (n *Node) check(req *driver.Request) error {
 // checkOwn refuses the requests that Info permits and a node cannot serve.
 func (n *Node) checkOwn(req *driver.Request) error {
 	switch {
-	case names.Reserved(req.Key):
+	case strings.HasPrefix(req.Key, names.Layout):
 		return driver.Invalid("key", "begins with %q, which is reserved for the keys beside locks", names.Layout)
 	case strings.Contains(req.Owner, "|"):
 		return driver.Invalid("owner", "contains '|'")
+	case n.cfg.Cluster && n.guard.of(req.Quorum) != nil:
+		return &driver.RefusedError{Reason: n.cfg.Addr + ": a Cluster cannot have a restart guard, since its shards restart one by one: restart_guard=off"}
 	case req.ExactFence > driver.MaxFence:
 		return driver.Invalid("ExactFence", "%d is over the largest token, %d", req.ExactFence, uint64(driver.MaxFence))
 	}
-	return n.guard.check(req)
+	return nil
 }
 
 // timeout returns the bound of one call about a lock with this TTL.
@@ -149,9 +155,15 @@ type span struct {
 // span returns how long a lock with this TTL, and its counter, are kept: the lock for the
 // client's TTL and the grace, in which nobody else gets a lock that was not released.
 func (n *Node) span(ttl time.Duration, q *quorum.Info) *span {
-	lock, counter := n.kept(ttl, q), counterLife+ttl
+	lock, counter := ttl+ttl/100+loneGrace, counterLife+ttl
 	if q != nil { // a counter outlives a quarantine of a quorum's node
 		counter = max(counterLife, 2*q.Guard+time.Minute) + ttl
+		switch {
+		case q.Guard > 0:
+			lock = ttl // the script adds the grace of the server's terms
+		case q.Grace > 0:
+			lock = ttl + q.Grace
+		}
 	}
 	last := n.lastSpan.Load()
 	if last == nil || last.lock != lock || last.counter != counter { // most locks of a program have the same TTL
@@ -164,24 +176,6 @@ func (n *Node) span(ttl time.Duration, q *quorum.Info) *span {
 // millis returns d in milliseconds, rounded up.
 func millis(d time.Duration) string {
 	return strconv.FormatInt(int64((d+time.Millisecond-1)/time.Millisecond), 10)
-}
-
-func (n *Node) kept(ttl time.Duration, q *quorum.Info) time.Duration {
-	switch {
-	case q != nil && n.guard.of(q) != nil:
-		return ttl // the script adds the grace of the server's terms
-	case q != nil && q.Grace > 0:
-		return ttl + q.Grace
-	}
-	return ttl + ttl/100 + loneGrace
-}
-
-// mark returns the name of the mark that a server's counters share.
-func (n *Node) mark(key string) string {
-	if n.cfg.Cluster {
-		return n.names.Mark(key, true)
-	}
-	return n.serverMark
 }
 
 // Close ends the backend. If the server answers within about the call timeout, calls and

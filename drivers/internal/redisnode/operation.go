@@ -143,12 +143,17 @@ func (o *operation) start(term async.Term, most time.Duration, r async.Receiver)
 	if t, ok := term.Deadline(); ok && t.Before(o.deadline) {
 		o.deadline = t
 	}
-	p := o.node.router.known(o.keys[0])
+	p := o.node.router.slots[0].Load()
 	if p == nil || o.node.cfg.Cluster {
 		return false
 	}
 	c, err := o.aim(p)
-	return c != nil && err == nil && p.lane.start(c)
+	if c == nil || err != nil {
+		return false
+	}
+	c.ctx, c.deadline, c.started = term, o.deadline, true
+	_, err = p.lane.enter(c)
+	return err == nil
 }
 
 // finished gets the end of a started operation's call.
@@ -245,7 +250,11 @@ func (o *operation) tooLate() error {
 // fence sets the keys of a script that reads the key's counter: lock, counter, mark, the readers' and
 // the queue's, if it needs them, and meta if there is a guard.
 func (o *operation) fence(queue bool) {
-	n, keys := o.node, append(o.room.keys[:0], o.texts.Lock, o.texts.Counter, o.node.mark(o.texts.Key))
+	n, mark := o.node, o.node.serverMark
+	if n.cfg.Cluster {
+		mark = n.names.Mark(o.texts.Key, true)
+	}
+	keys := append(o.room.keys[:0], o.texts.Lock, o.texts.Counter, mark)
 	if o.shared {
 		keys = append(keys, n.names.Readers(o.texts.Key))
 	}

@@ -53,7 +53,7 @@ func (t *releasing) giveBackTo(before int64) {
 
 func (t *releasing) args(c *Call, args []string) []string {
 	n := t.node
-	args = append(args, n.tells(), t.value, n.waiterChannels)
+	args = append(args, n.tells, t.value, n.waiterChannels)
 	silent := ""
 	if left, _ := n.gap(c.process); left > 0 && t.place == "" || t.silent {
 		silent = "silent"
@@ -110,18 +110,6 @@ func (t *releasing) heard(c *Call, err error, late bool) error {
 	}
 	t.maybe = true
 	return t.failed(errGarbled, late)
-}
-
-// tells is the argument that says whether PUBLISH tells if a waiter is there: in a Cluster it counts only
-// the subscribers of one node.
-func (n *Node) tells() string { return flag(!n.cfg.Cluster) }
-
-// flag is an argument.
-func flag(on bool) string {
-	if on {
-		return "1"
-	}
-	return "0"
 }
 
 // release frees a lock in the background: see releasing.

@@ -386,12 +386,9 @@ func (q *waitQueue) refused(key, place string, now time.Time, trip time.Duration
 	}
 }
 
-// served ends the place of an attempt that was granted, if it had one. The other waiters of
+// served ends the place of an attempt that was granted. The other waiters of
 // this process, if any, then ask for their own place.
 func (q *waitQueue) served(key, place string) {
-	if place == "" {
-		return
-	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	t := q.topics[key]

@@ -147,9 +147,6 @@ func (n Prefix) Texts(key, owner string, token uint64) *Texts {
 	}
 }
 
-// Reserved reports whether key would collide with the keys beside locks.
-func Reserved(key string) bool { return strings.HasPrefix(key, Layout) }
-
 // CheckPrefix refuses a prefix with which the keys beside a lock cannot be named.
 func CheckPrefix(prefix string) error {
 	if len(prefix) >= driver.MaxKey {

@@ -1,6 +1,7 @@
 package names
 
 import (
+	"strings"
 	"testing"
 )
 
@@ -16,7 +17,7 @@ func TestNamesBesideALockShareItsSlotAndPrefixAndDiffer(t *testing.T) {
 				if Slot(name) != Slot(n.Lock(key)) {
 					t.Errorf("%q is in another slot than %q", name, n.Lock(key))
 				}
-				if name[:len(prefix)] != prefix || !Reserved(name[len(prefix):]) {
+				if name[:len(prefix)] != prefix || !strings.HasPrefix(name[len(prefix):], Layout) {
 					t.Errorf("%q does not begin with %q and the layout", name, prefix)
 				}
 				if other, ok := seen[name]; ok {
