@@ -156,7 +156,7 @@
 //	--json            print the findings in JSON, as package driver's Diagnostic
 //	--ignore CODE     leave out findings with this code; may be repeated
 //
-//	dlock doctor --ignore same-host --ignore appendfsync
+//	dlock doctor --ignore same-host --ignore appendonly
 //	dlock doctor --json | jq -r '.[] | select(.severity == "unsafe") | .summary'
 //
 // # dlock bootstrap

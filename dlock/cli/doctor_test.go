@@ -144,9 +144,8 @@ var misconfigurations = map[string]misconfiguration{
 		server.Valkey(w.t, server.WithReplicaOf(primary))
 		return primary.URL(), nil
 	}, long},
-	"no eval":     {"acl-command unsafe EVAL", lacks("~* &* +@all -eval"), long},
-	"rights":      {"acl-key unsafe,acl-channel warning,acl-command warning MGET,unknown-setting note", lacks("~other:* resetchannels &other:* +@all -config -mget"), always},
-	"persistence": {"appendfsync note", alone(server.KindValkey, "", server.WithAppendOnly("everysec")), long},
+	"no eval": {"acl-command unsafe EVAL", lacks("~* &* +@all -eval"), long},
+	"rights":  {"acl-key unsafe,acl-channel warning,acl-command warning MGET,unknown-setting note", lacks("~other:* resetchannels &other:* +@all -config -mget"), always},
 	"clock": {"clock-set-back unsafe m", func(w *world) (string, mender) {
 		s := server.Redis(w.t, server.WithClock())
 		set := func(ahead time.Duration) {
@@ -159,11 +158,6 @@ var misconfigurations = map[string]misconfiguration{
 		w.want(0, "run", "--ttl", "5s", "--url", url, "k", "--", "true")
 		set(0)
 		return url, func(driver.Diagnostic) error { set(time.Hour); return nil }
-	}, long},
-	"another release": {"guard-layout warning", func(w *world) (string, mender) {
-		s := server.Redis(w.t)
-		w.do(s, "SET", "redlock1:meta", "3 of the future")
-		return s.URL(), nil
 	}, long},
 
 	"even": {"quorum-size warning 4,same-host warning", among(4, unchanged), long},

@@ -224,20 +224,7 @@ func (n *node) Do(ctx context.Context, args ...string) (any, error) {
 	if errors.Is(err, redis.Nil) {
 		return nil, nil
 	}
-	return flat(reply), n.client.translate(err)
-}
-
-// flat turns a RESP3 map into the list that RESP2 has.
-func flat(reply any) any {
-	m, ok := reply.(map[any]any)
-	if !ok {
-		return reply
-	}
-	list := make([]any, 0, 2*len(m))
-	for k, v := range m {
-		list = append(list, k, v)
-	}
-	return list
+	return reply, n.client.translate(err)
 }
 
 // Subscribe opens a subscription. After a break go-redis would reopen it without reporting

@@ -165,50 +165,14 @@ func (c *client) finish(call *redisnode.Call, result valkey.ValkeyResult) {
 }
 
 func (c *client) reply(result valkey.ValkeyResult) (any, error) {
-	m, err := result.ToMessage()
-	if err != nil {
-		return nil, c.translate(err)
-	}
-	reply := plain(&m)
+	reply, err := result.ToAny()
 	list, _ := reply.([]any)
 	for i := range list {
-		if err, ok := list[i].(error); ok {
+		if err, ok := list[i].(error); ok { // within a transaction
 			list[i] = c.translate(err)
 		}
 	}
-	return reply, nil
-}
-
-// plain converts a message to a string, an int64, a list or an error.
-func plain(m *valkey.ValkeyMessage) any {
-	switch { // asking for another type would make an error
-	case m.IsInt64():
-		n, _ := m.AsInt64()
-		return n
-	case m.IsArray():
-		list, _ := m.ToArray()
-		out := make([]any, len(list))
-		for i := range list {
-			out[i] = plain(&list[i])
-		}
-		return out
-	}
-	if s, err := m.ToString(); err == nil {
-		return s
-	}
-	if err := m.Error(); err != nil && !valkey.IsValkeyNil(err) {
-		return err // within a transaction
-	}
-	if m.IsMap() {
-		var out []any
-		if pairs, err := m.ToMap(); err == nil {
-			for k, v := range pairs {
-				out = append(out, k, plain(&v))
-			}
-		}
-		return out
-	}
-	return nil
+	return reply, c.translate(err)
 }
 
 // translate marks error replies, and errors of calls that were never sent.
@@ -276,14 +240,11 @@ func (n *node) Do(ctx context.Context, args ...string) (any, error) {
 	if !n.client.own {
 		ctx = endOnly{ctx}
 	}
-	m, err := n.valkey.Do(ctx, n.valkey.B().Arbitrary(args...).Build()).ToMessage()
+	reply, err := n.valkey.Do(ctx, n.valkey.B().Arbitrary(args...).Build()).ToAny()
 	if valkey.IsValkeyNil(err) {
 		return nil, nil
 	}
-	if err != nil {
-		return nil, n.client.translate(err)
-	}
-	return plain(&m), nil
+	return reply, n.client.translate(err)
 }
 
 // endOnly hides a context's deadline, at which the library would close a shared connection, but

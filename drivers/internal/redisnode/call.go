@@ -266,12 +266,17 @@ const garbled = math.MinInt64
 
 var errGarbled = errors.New("the server answers in an unknown way")
 
-// configValue returns the value of a reply to CONFIG GET.
-func configValue(reply any) (string, bool) {
-	pair, ok := reply.([]any)
-	if !ok || len(pair) != 2 {
-		return "", false
+// configValue returns the value of a setting in the reply to CONFIG GET: a list, or a library's map.
+func configValue(reply any, name string) (value string, ok bool) {
+	switch reply := reply.(type) {
+	case []any:
+		if len(reply) == 2 {
+			value, ok = reply[1].(string)
+		}
+	case map[any]any:
+		value, ok = reply[name].(string)
+	case map[string]any:
+		value, ok = reply[name].(string)
 	}
-	value, ok := pair[1].(string)
 	return value, ok
 }

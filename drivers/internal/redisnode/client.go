@@ -29,7 +29,7 @@ type Client interface {
 // A Server is one server, for inspection.
 type Server interface {
 	Addr() string
-	// Do runs one command. Replies are strings, int64s, nil and []any of them.
+	// Do runs one command. Replies are strings, int64s, nil, and []any and maps of them.
 	Do(ctx context.Context, args ...string) (any, error)
 }
 

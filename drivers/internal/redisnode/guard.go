@@ -180,7 +180,7 @@ func (g *guard) durable(ctx context.Context) error {
 			if err != nil {
 				return NotSent(err)
 			}
-			if value, ok := configValue(reply); ok && value != c[1] {
+			if value, ok := configValue(reply, c[0]); ok && value != c[1] {
 				return &driver.RefusedError{Reason: fmt.Sprintf("%s: durable=true needs %s %s, and it is %s", s.Addr(), c[0], c[1], value)}
 			}
 		}

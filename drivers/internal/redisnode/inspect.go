@@ -246,7 +246,7 @@ func (n *Node) Break(ctx context.Context, key string, h driver.Holder) error {
 // EachServer calls fn for every server that holds locks, one after the other, with its address
 // and a function that runs one command on the backend's own connections. It is for measurements
 // and maintenance: a command that changes a lock breaks this package's promises. Replies are
-// strings, int64s, nil and []any of them. It returns the first error of fn.
+// strings, int64s, nil, and []any and maps of them. It returns the first error of fn.
 func (n *Node) EachServer(ctx context.Context, fn func(ctx context.Context, addr string, do func(ctx context.Context, args ...string) (any, error)) error) error {
 	if n.closed.Load() {
 		return driver.ErrClosed
