@@ -3,6 +3,7 @@ package redisnode
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"time"
 
@@ -33,7 +34,7 @@ func (f *router) load(ctx context.Context, p *process, o lua.Op, q *quorum.Info,
 			return now, err
 		}
 	}
-	c, mode := &Call{Keys: keys}, ""
+	c, mode := &Call{Keys: slices.Clone(keys)}, "" // it may be under way when the operation has ended
 	if q == nil {
 		c.Text, c.Args = p.scripts[o].Text, []string{"handshake"}
 	} else {

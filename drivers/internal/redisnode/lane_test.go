@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/redlock-go/redlock/driver/quorum"
 	"github.com/redlock-go/redlock/drivers/internal/async"
 	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/lua"
@@ -300,5 +301,38 @@ func TestASlowServerIsUsedAfterItHung(t *testing.T) {
 			}
 		}
 		t.Errorf("none of %d calls is answered by a slow server", probeEvery)
+	})
+}
+
+// The next operation has the memory of the one before, and not the keys of a handshake that is still under way.
+func TestAHandshakeOutlivesItsOperation(t *testing.T) {
+	laneTest(t, time.Millisecond, true, func(t *testing.T, lib *library, l *lane) {
+		n, answers := l.node, make(chan struct{})
+		n.cfg.Abandon = nil // no call runs on its caller's goroutine
+		asks := func(key string) {
+			r := startRequest(key)
+			r.Quorum = &quorum.Info{Terms: noQuarantine}
+			_, err := n.Acquire(async.Within(t.Context(), second/10), r)
+			if !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("%s: %v", key, err)
+			}
+		}
+		n.cfg.Client = hook{lib, func(calls []*Call) {
+			switch c := calls[0]; {
+			case c.Text == lua.Hello:
+				c.Reply = []any{"run", time.Now().UnixMicro()}
+			default:
+				if <-answers; c.Keys[0] != "first" {
+					t.Errorf("the handshake has the key %q", c.Keys[0])
+				}
+				c.Err = ServerError("NOPERM")
+			}
+		}}
+		asks("first")
+		for range 10 {
+			asks("second")
+		}
+		close(answers)
+		<-n.wg.Idle()
 	})
 }
