@@ -233,6 +233,12 @@ func TestALeaseRepeatsAnUnknownRelease(t *testing.T) {
 			t.Errorf("Renew by too little: %v", err)
 		}
 		go l.Renew(t.Context(), &driver.Renewal{TTL: time.Second}) //nolint:errcheck // only to be in the way
+		synctest.Wait()
+		short, stop := context.WithTimeout(t.Context(), s.takes/2)
+		defer stop()
+		if _, err := l.Renew(short, &driver.Renewal{TTL: time.Hour}); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("Renew behind another: %v", err)
+		}
 		if g, err := l.Renew(t.Context(), &driver.Renewal{TTL: time.Hour}); err != nil || !g.Expires.Equal(l.Grant().Expires) || time.Until(g.Expires) != time.Hour {
 			t.Errorf("Renew: %v, %v", g, err)
 		}
@@ -301,14 +307,50 @@ func TestALeaseFreesItsLockAtItsEnd(t *testing.T) {
 		}
 
 		l = s.lease(nil).FreeAtEnd()
-		if err := l.Release(t.Context()); err != nil {
+		if _, err := l.Renew(t.Context(), &driver.Renewal{TTL: time.Second}); err != nil { // less than it had
 			t.Error(err)
 		}
-		time.Sleep(time.Hour)
-		if s.releases.Load() != 1 {
-			t.Errorf("freed %d times", s.releases.Load())
+		time.Sleep(time.Second)
+		if synctest.Wait(); s.releases.Load() != 1 {
+			t.Errorf("freed %d times at the new end", s.releases.Load())
 		}
 	})
+}
+
+// A release that has no answer is repeated until ten seconds after the lease's end, for a minute if it has
+// none, and for ever if the server does not end the lock.
+func TestForHowLongAReleaseIsRepeated(t *testing.T) {
+	const ever = time.Hour
+	for want, end := range map[time.Duration]time.Duration{11 * time.Second: time.Second, time.Minute: 0, ever: -1} {
+		synctest.Test(t, func(t *testing.T) {
+			s := &store{t: t}
+			defer s.calls.Close()
+			begun := time.Now()
+			var last time.Time
+			grant := driver.Grant{Expires: begun.Add(end.Abs())}
+			if end == 0 {
+				grant.Expires = time.Time{}
+			}
+			l := base.NewLease(&s.calls, driver.Info{}, grant, nil, func(*base.Call) error { last = time.Now(); return errUnknown })
+			if end < 0 {
+				l = l.FreeAtEnd()
+			}
+			for range 50 { // which is no work of 50
+				if err := l.Release(t.Context()); !errors.Is(err, errUnknown) {
+					t.Error(err)
+				}
+			}
+			var other time.Time
+			s.calls.Undo(time.Time{}, func(*base.Call) error { other = time.Now(); return nil })
+			time.Sleep(ever)
+			if took := last.Sub(begun); took < want-time.Second || took >= want+time.Second {
+				t.Errorf("it was repeated for %v, want %v", took, want)
+			}
+			if took := other.Sub(begun); took > time.Second {
+				t.Errorf("what was to undo beside it took %v", took)
+			}
+		})
+	}
 }
 
 // Close waits as long as there is progress.
@@ -316,8 +358,13 @@ func TestCloseWaitsWhileSomethingIsUndone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := &base.Calls{Name: "kv"}
 		undone := 0
+		var before *base.Call
 		for range 10 {
-			c.Undo(time.Time{}, func(*base.Call) error {
+			c.Undo(time.Time{}, func(call *base.Call) error {
+				if before != nil && before.Err() == nil {
+					t.Error("a try has not ended")
+				}
+				before = call
 				time.Sleep(900 * time.Millisecond)
 				undone++
 				return nil
@@ -347,13 +394,19 @@ func TestUndoOfWhatMayStillArrive(t *testing.T) {
 				return nil
 			})
 		}
-		var first time.Time
+		var first, late time.Time
+		time.AfterFunc(time.Second/2, func() {
+			c.Undo(time.Time{}, func(*base.Call) error { late = time.Now(); return nil })
+		})
 		c.Undo(time.Time{}, func(*base.Call) error { first = time.Now(); return nil })
 		if c.Close(); undone != 20 {
 			t.Errorf("%d of 20 were undone", undone)
 		}
 		if !first.Equal(begun) {
 			t.Errorf("the last was undone %v before the others were settled", settled.Sub(first))
+		}
+		if took := late.Sub(begun) - time.Second/2; took < 0 || took > 200*time.Millisecond || time.Since(settled) > 100*time.Millisecond {
+			t.Errorf("a later one took %v, and all were undone %v after they could be", took, time.Since(settled))
 		}
 		if tries > 20*25 {
 			t.Errorf("%d tries", tries)
