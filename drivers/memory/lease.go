@@ -3,6 +3,7 @@ package memory
 import (
 	"context"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
@@ -10,7 +11,7 @@ import (
 
 // lease is one owner's lock, and the handle of its user.
 type lease struct {
-	backend *Backend // whose it is; nil: Hold
+	backend atomic.Pointer[Backend] // that asked for it last; nil: Hold
 	entry   *entry
 	owner   string
 	fence   uint64
@@ -51,11 +52,12 @@ func (l *lease) Grant() driver.Grant {
 }
 
 func (l *lease) grant() driver.Grant {
+	b := l.backend.Load()
 	g := driver.Grant{Expires: l.expires, Clock: wall(l.clock), Server: l.entry.space.server}
-	if l.backend.info.Features.Has(driver.FeatureFencing) {
+	if b.info.Features.Has(driver.FeatureFencing) {
 		g.Fence, g.Tokens = l.fence, l.tokens
 	}
-	switch b := l.backend; {
+	switch {
 	case l.evicted:
 		g.Lost = closedChannel
 	case b.lost == nil:
@@ -69,14 +71,15 @@ func (l *lease) grant() driver.Grant {
 
 // Renew extends the lease if this very acquisition still has the lock.
 func (l *lease) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, error) {
-	if err := l.backend.Info().CheckRenewal(r); err != nil {
+	b := l.backend.Load()
+	if err := b.Info().CheckRenewal(r); err != nil {
 		return driver.Grant{}, err
 	}
 	if r.MinFence > driver.MaxFence {
 		return driver.Grant{}, driver.Invalid("MinFence", "%d is over the largest token, %d", r.MinFence, uint64(driver.MaxFence))
 	}
 	var g driver.Grant
-	err := l.backend.call(ctx, true, func(start, now time.Time) error {
+	err := b.call(ctx, true, func(start, now time.Time) error {
 		l.entry.purge(now)
 		if !slices.Contains(l.entry.holders, l) {
 			return driver.ErrLost
@@ -104,7 +107,7 @@ func (l *lease) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, err
 // Release frees the lock if this very acquisition still has it, and answers ErrLost
 // if not. ctx does not matter: only an outage can block it, for a second at most.
 func (l *lease) Release(context.Context) error {
-	return l.backend.call(context.Background(), false, func(_, now time.Time) error {
+	return l.backend.Load().call(context.Background(), false, func(_, now time.Time) error {
 		if l.over {
 			return nil
 		}

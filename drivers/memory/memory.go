@@ -277,7 +277,7 @@ func (b *Backend) Close() error {
 	b.interrupt(driver.ErrClosed)
 	for _, e := range b.space.entries {
 		if b.info.Features.Has(driver.FeatureSession) {
-			e.evict(time.Now(), func(l *lease) bool { return l.backend == b })
+			e.evict(time.Now(), func(l *lease) bool { return l.backend.Load() == b })
 		}
 		for w := range e.watches {
 			if w.backend == b {

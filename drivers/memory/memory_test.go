@@ -93,7 +93,14 @@ func TestARetriedRequestHasTheLeaseThatItHas(t *testing.T) {
 		r := request("k")
 		l := acquire(t, b, r)
 		time.Sleep(ttl / 2)
-		if again := acquire(t, b.Peer(), r); again != l || !l.Grant().Expires.Equal(driver.Expires(time.Now(), ttl)) {
+		renewed := make(chan error)
+		go func() { // at the same time
+			_, err := l.Renew(t.Context(), &driver.Renewal{TTL: ttl})
+			renewed <- err
+		}()
+		again := acquire(t, b.Peer(), r)
+		must(t, <-renewed)
+		if again != l || !l.Grant().Expires.Equal(driver.Expires(time.Now(), ttl)) {
 			t.Errorf("another lease, or one until %v", again.Grant().Expires)
 		}
 		time.Sleep(ttl - 1)

@@ -103,7 +103,8 @@ func (e *entry) take(b *Backend, req *driver.Request, now time.Time) (*lease, er
 	e.purge(now)
 	for _, l := range e.holders {
 		if l.owner == req.Owner && l.mode == req.Mode {
-			l.backend, l.until = b, end(req, now)
+			l.backend.Store(b)
+			l.until = end(req, now)
 			return l, nil
 		}
 	}
@@ -130,7 +131,8 @@ func (e *entry) grant(b *Backend, req *driver.Request, now time.Time) *lease {
 		e.before = e.counter
 	}
 	e.counter = max(e.counter, fence)
-	l := &lease{backend: b, entry: e, owner: req.Owner, fence: fence, tokens: req.Tokens, mode: req.Mode, since: now, until: end(req, now)}
+	l := &lease{entry: e, owner: req.Owner, fence: fence, tokens: req.Tokens, mode: req.Mode, since: now, until: end(req, now)}
+	l.backend.Store(b)
 	if req.Quorum != nil {
 		l.grace = req.Quorum.Grace
 	}
@@ -196,7 +198,7 @@ var closedChannel = func() chan struct{} {
 // is lost.
 func (l *lease) lose() {
 	l.evicted = true
-	if b := l.backend; b != nil && b.lost != nil {
+	if b := l.backend.Load(); b != nil && b.lost != nil {
 		close(b.lost)
 		b.lost = nil
 	}
