@@ -16,7 +16,7 @@ var _ driver.Admin = (*Backend)(nil)
 // flock(2) lock from another, so Break removes the lock file: the next holder locks a new file,
 // and the old holder notices within a second that its file is gone. A process that inherited
 // the descriptor does not learn of it. Break refuses a key that is held in shared mode, because
-// only one of its holders is known.
+// none of its holders is known.
 //
 // Break has the key's gate, so nobody else takes the lock meanwhile. The holder may release it: then
 // Break removes the file of a free key.
@@ -41,10 +41,10 @@ func (b *Backend) Break(ctx context.Context, key string, h driver.Holder) error 
 	defer l.free()
 	r := holder(l.text())
 	switch {
+	case held && mode == driver.Shared:
+		return refuse("%q is held in shared mode, and its holders cannot be told apart: end the processes that have %s open", key, n.lock)
 	case !held || r == nil || !r.held || r.fence != h.Fence:
 		return driver.ErrLost
-	case mode == driver.Shared:
-		return refuse("%q is held in shared mode, and its holders cannot be told apart: end their processes", key)
 	}
 	if err := os.Remove(n.lock); err != nil { // it wakes the waiters
 		return refused(err, n.lock)

@@ -84,6 +84,9 @@ func TestHeldNamesTheWriterAndSinceWhen(t *testing.T) {
 	if h := wantHeld(t, b, request("k")); err != nil || h.Holder != "" || len(s.Holders) != 1 || s.Holders[0] != (driver.Holder{}) {
 		t.Errorf("readers: %+v, %+v, %v", h, s, err)
 	}
+	if a, ok := driver.Backend(b).(driver.Admin); ok { // not on Windows
+		wantErr(t, "break", a.Break(t.Context(), "k", s.Holders[0]), driver.ErrRefused)
+	}
 }
 
 func TestARemovedLockFileIsALoss(t *testing.T) {
