@@ -58,7 +58,12 @@ func TestAnOutageHasOneLineAndThenACount(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s, log := newSpy(), &lines{}
-		c := newSpyClient(t, s, dlock.WithLogger(slog.New(log)), dlock.WithTTL(6*time.Second))
+		var failed, freed = atomic.Uint64{}, make(chan struct{})
+		c := newSpyClient(t, s, dlock.WithLogger(slog.New(log)), dlock.WithTTL(6*time.Second), dlock.WithHooks(on("renew", func(_ context.Context, e dlock.Event) {
+			if <-freed; e.Err != nil {
+				failed.Add(1)
+			}
+		})))
 		for i := range 1000 {
 			lock(t, c, fmt.Sprint(i))
 		}
@@ -66,6 +71,11 @@ func TestAnOutageHasOneLineAndThenACount(t *testing.T) {
 		time.Sleep(3500 * time.Millisecond)
 		s.set(func() { s.renew = nil })
 		time.Sleep(time.Minute)
+		close(freed)
+		synctest.Wait()
+		if n := failed.Load(); n == 0 || n != c.Stats().RenewalFailed {
+			t.Errorf("a hook that hung for a minute heard of %d failures of %d", n, c.Stats().RenewalFailed)
+		}
 		got := log.all()
 		if len(got) != 2 || c.Stats().Held != 1000 {
 			t.Fatalf("%d lines, %d leases held; want 2 and 1,000: %.300v", len(got), c.Stats().Held, got)
@@ -78,6 +88,21 @@ func TestAnOutageHasOneLineAndThenACount(t *testing.T) {
 			t.Errorf("the count is %+v", got[1])
 		}
 	})
+}
+
+// Nobody else can tell that a lock which was kept for its minimum hold was not released.
+func TestAReleaseAfterTheMinimumHoldThatFailsIsLogged(t *testing.T) {
+	for err, want := range map[error]int{nil: 0, driver.ErrLost: 0, errOutage: 1} {
+		synctest.Test(t, func(t *testing.T) {
+			s, log := newSpy(), &lines{}
+			s.release = func(context.Context) error { return err }
+			unlock(t, lock(t, newSpyClient(t, s, dlock.WithLogger(slog.New(log))), "k", dlock.WithMinHold(time.Second)))
+			time.Sleep(2 * time.Second)
+			if got := log.all(); len(got) != want || s.releases.Load() != 1 {
+				t.Errorf("%v: %d releases, %+v", err, s.releases.Load(), got)
+			}
+		})
+	}
 }
 
 func TestALogLineHasTheContextOfItsLease(t *testing.T) {

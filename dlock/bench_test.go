@@ -15,7 +15,7 @@ import (
 // A backend whose renewals hang, even beyond the end of their contexts, costs a bounded number of
 // goroutines, however many leases there are, and all leases end in time. Held leases cost none.
 func TestRenewalsThatHangCostABoundedNumberOfGoroutines(t *testing.T) {
-	for _, leases := range []int{100, 1000, 5000} {
+	for _, leases := range []int{100, 3000} {
 		synctest.Test(t, func(t *testing.T) {
 			s, free := newSpy(), make(chan struct{})
 			defer close(free)
@@ -30,6 +30,7 @@ func TestRenewalsThatHangCostABoundedNumberOfGoroutines(t *testing.T) {
 			}
 			for range 30 {
 				time.Sleep(time.Second)
+				synctest.Wait() // the end of a context's time has a goroutine for a moment
 				most = max(most, goroutines()-before)
 			}
 			t.Logf("%d leases: %d goroutines", leases, most)

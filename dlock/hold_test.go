@@ -66,6 +66,7 @@ func TestMinHoldKeepsTheLock(t *testing.T) {
 		"a long TTL":           {ttl: 2 * time.Minute},
 		"by no server":         {hide: driver.FeatureKeep, ttl: 10 * time.Second, closing: hold},
 		"a session with a TTL": {info: session, ttl: 10 * time.Second, closing: hold},
+		"a session without":    {closing: hold},
 	} {
 		for _, closed := range []bool{false, true} {
 			for _, unlocked := range []bool{true, false} {
@@ -76,8 +77,13 @@ func TestMinHoldKeepsTheLock(t *testing.T) {
 					m := memory.New()
 					time.AfterFunc(3*time.Minute, m.Hold("k"))
 					s := &spy{Backend: m.Peer(), info: tt.info, hide: tt.hide}
+					opts := []dlock.LockOption{dlock.WithMinHold(hold), dlock.WithTTL(tt.ttl)}
+					if tt.ttl == 0 {
+						s.session(nil)
+						opts = opts[:1]
+					}
 					c := newSpyClient(t, s)
-					l := lock(t, c, "k", dlock.WithTTL(tt.ttl), dlock.WithMinHold(hold))
+					l := lock(t, c, "k", opts...)
 					granted := time.Now()
 					if unlocked {
 						unlock(t, l)
@@ -353,16 +359,19 @@ func TestTheLongestDurationsAreForEver(t *testing.T) {
 // The server says so at the release, or when it is to keep the lock for WithMinHold.
 func TestAReleaseOfWhatIsGoneDidNotFail(t *testing.T) {
 	for _, minHold := range []time.Duration{0, 5 * time.Second} {
-		s := newSpy()
-		c := newSpyClient(t, s)
-		l := lock(t, c, "k", dlock.WithMinHold(minHold))
-		s.set(func() {
-			s.release = func(context.Context) error { return driver.ErrLost }
-			s.renew = func(context.Context, *driver.Renewal) error { return driver.ErrLost }
+		synctest.Test(t, func(t *testing.T) {
+			s := newSpy()
+			c := newSpyClient(t, s)
+			l := lock(t, c, "k", dlock.WithMinHold(minHold))
+			s.set(func() {
+				s.release = func(context.Context) error { return driver.ErrLost }
+				s.renew = func(context.Context, *driver.Renewal) error { return driver.ErrLost }
+			})
+			if err := l.Unlock(); !errors.Is(err, dlock.ErrLost) || c.Stats().ReleaseFailed != 0 {
+				t.Errorf("WithMinHold(%v): Unlock = %v, Stats = %+v", minHold, err, c.Stats())
+			}
+			time.Sleep(time.Minute) // nothing is due of it
 		})
-		if err := l.Unlock(); !errors.Is(err, dlock.ErrLost) || c.Stats().ReleaseFailed != 0 {
-			t.Errorf("WithMinHold(%v): Unlock = %v, Stats = %+v", minHold, err, c.Stats())
-		}
 	}
 }
 

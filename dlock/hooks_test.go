@@ -65,6 +65,9 @@ func TestHooksSeeEveryOperationUnderTheContextOfStart(t *testing.T) {
 		if got := strings.TrimSpace(log.String()); got != want {
 			t.Errorf("got  %s\nwant %s", got, want)
 		}
+		if n := c.Stats(); n.Acquired != 2 || n.Contended != 1 || n.Renewed != 1 || n.RenewalFailed != 1 || n.Lost != 1 {
+			t.Errorf("Stats = %+v", n)
+		}
 		_ = l.Unlock()
 	})
 }

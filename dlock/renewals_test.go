@@ -10,12 +10,13 @@ import (
 
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/memory"
 )
 
 func TestRenewalsAreSpreadAndBounded(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		const leases, ttl = 3000, 10 * time.Second
+		const leases, ttl = 1000, 10 * time.Second
 		s := newSpy()
 		const interval = 100 * time.Millisecond
 		begin := time.Now()
@@ -96,6 +97,49 @@ func TestLeasesOfTheShortestTTLsArePromptBesideManyOthers(t *testing.T) {
 		time.Sleep(8 * time.Second)
 		if err := short.Err(); err != nil {
 			t.Error(err)
+		}
+	})
+}
+
+// A renewal may take a third of the TTL, also that of an Unlock that keeps the lock; and one that failed
+// is tried again after TTL/20, more or less.
+func TestARenewalMayTakeAThirdOfTheTTLAndIsTriedAgainSoon(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSpy()
+		s.renew = func(ctx context.Context, _ *driver.Renewal) error {
+			select {
+			case <-time.After(3 * time.Second):
+				return nil
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+		c := newSpyClient(t, s)
+		l, kept := lock(t, c, "k"), lock(t, c, "kept", dlock.WithMinHold(8*time.Second))
+		unlock(t, kept)
+		time.Sleep(time.Minute)
+		if n := c.Stats().RenewalFailed; l.Err() != nil || n != 0 {
+			t.Errorf("%d renewals failed, and the lease is over: %v", n, l.Err())
+		}
+		unlock(t, l)
+
+		var last time.Time
+		s.set(func() {
+			s.renew = func(context.Context, *driver.Renewal) error {
+				if after := time.Since(last); !last.IsZero() && (after < 250*time.Millisecond || after >= 750*time.Millisecond) {
+					t.Errorf("it is tried again after %v", after)
+				}
+				last = time.Now()
+				return errOutage
+			}
+		})
+		for range 10 {
+			last = time.Time{}
+			<-lock(t, c, "k").Done()
+			if last.IsZero() {
+				t.Fatal("it was not tried")
+			}
+			s.Backend.(*memory.Backend).Expire("k")
 		}
 	})
 }
