@@ -162,7 +162,8 @@ func TestTheErrorNamesTheCountersFile(t *testing.T) {
 	b := open(t, folder)
 	release(t, acquire(t, b, request("k")))
 	gate := b.files("k").gate
-	setCounter(t, gate, driver.MaxFence)
+	setCounter(t, gate, driver.MaxFence-1)
+	must(t, attempt(t, folder)) // the last token
 	wantRefused(t, "the gate's end", attempt(t, folder), gate, "largest token")
 	must(t, os.Truncate(gate, 0))
 	wantRefused(t, "an empty gate", attempt(t, folder), gate, "empty")

@@ -1,6 +1,7 @@
 package file
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -176,6 +177,9 @@ func TestOnlyANewLimitWaitsForTheDisk(t *testing.T) {
 		if _, err := issue(d, "b", 0, 1, now.Add(time.Duration(i)*10*time.Millisecond)); err != nil {
 			t.Fatal(err)
 		}
+	}
+	if !bytes.HasPrefix(d.cache[4096:], []byte(layout)) { // also other releases look there
+		t.Error("the second record is not in the second block")
 	}
 	if d.syncs != 1 {
 		t.Errorf("%d syncs in the ten seconds of one limit, want 1", d.syncs)

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/dlock"
-	_ "github.com/redlock-go/redlock/drivers/file"
 	"github.com/redlock-go/redlock/drivers/memory"
 )
 
@@ -65,20 +64,4 @@ func ExampleBackend_SetOutage_renewals() {
 	<-lease.Done()
 	fmt.Println(errors.Is(lease.Err(), dlock.ErrLost)) // its text: not renewed before its deadline: connection reset
 	// Output: true
-}
-
-// A double has the features, modes and TTLs of the deployed backend. So a test with it also
-// finds a request that the deployed backend would refuse.
-func ExampleOptions() {
-	deployed, err := dlock.OpenBackend("file:") // connects to nothing
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer deployed.Close()
-	locks := clientOf(memory.New(&memory.Options{Info: deployed.Info()}))
-	defer locks.Close()
-
-	_, err = locks.TryLock(context.Background(), "nightly", dlock.WithTTL(time.Minute))
-	fmt.Println(err)
-	// Output: dlock: trylock "nightly": TTL: file has none: the lock lives with its session
 }

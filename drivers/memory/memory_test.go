@@ -324,26 +324,16 @@ func TestHoldTakesTheKeyUntilRelease(t *testing.T) {
 	})
 }
 
-// A call that waits hears of an outage that was over before it looked.
+// A call that waits hears of an outage that was over before it looked, and an outage is no contention,
+// also if the caller gives up before.
 func TestAWaitEndsWithAShortOutage(t *testing.T) {
-	b := New()
-	acquire(t, b, request("k"))
-	w := b.space.entries["k"].enqueue(b, request("k"), time.Now())
-	cut := errors.New("connection refused")
-	b.Fail(cut)
-	b.Fail(nil)
-	_, err := b.confirm(t.Context(), w)
-	wantErr(t, "the wait", err, cut)
-}
-
-// An outage is no contention, also if the caller gives up before the wait has heard of it.
-func TestAnOutageThatACancelledWaitMeetsIsNoContention(t *testing.T) {
 	b := New()
 	acquire(t, b, request("k"))
 	cut := errors.New("connection refused")
 	ctx, cancel := context.WithCancel(t.Context())
 	w := b.space.entries["k"].enqueue(b, request("k"), time.Now())
 	b.Fail(cut)
+	b.Fail(nil)
 	cancel()
 	if _, err := b.wait(ctx, w); !errors.Is(err, cut) || errors.Is(err, driver.ErrHeld) {
 		t.Errorf("the wait gives %v", err)

@@ -46,23 +46,3 @@ func ExampleNew() {
 	// true
 	// <nil>
 }
-
-// The statement that makes the table, for a migration.
-func ExampleBackend_SetupSQL() {
-	db, err := sql.Open("sqlite", "unused.db")
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer db.Close()
-	for _, d := range []sqltable.Dialect{sqltable.MySQL, sqltable.Postgres, sqltable.SQLite} {
-		backend, err := sqltable.New(db, d, nil)
-		if err != nil {
-			log.Fatal(err)
-		}
-		fmt.Println(backend.SetupSQL(""))
-	}
-	// Output:
-	// CREATE TABLE IF NOT EXISTS `dlock` (name varbinary(512) NOT NULL PRIMARY KEY, owner varbinary(1024) NOT NULL, fence bigint NOT NULL, granted bigint NOT NULL, expires bigint NOT NULL, readers mediumblob) ENGINE=InnoDB
-	// CREATE TABLE IF NOT EXISTS "dlock" (name bytea NOT NULL PRIMARY KEY, owner bytea NOT NULL, fence bigint NOT NULL, granted bigint NOT NULL, expires bigint NOT NULL, readers bytea) WITH (fillfactor = 70)
-	// CREATE TABLE IF NOT EXISTS "dlock" (name blob NOT NULL PRIMARY KEY, owner blob NOT NULL, fence integer NOT NULL, granted integer NOT NULL, expires integer NOT NULL, readers blob) WITHOUT ROWID
-}

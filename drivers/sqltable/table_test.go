@@ -179,13 +179,22 @@ func (c *breakingConn) QueryContext(ctx context.Context, query string, args []sq
 	return r, err
 }
 
-// tooMany is a refusal of each database: it has too many connections, or the disk is full.
-type tooMany struct{}
+// A refused statement has the number of each database.
+type refused struct {
+	number uint16
+	state  string
+	code   int
+}
 
-func (tooMany) Error() string    { return "too many" }
-func (tooMany) Number() uint16   { return 1040 }
-func (tooMany) SQLState() string { return "53300" }
-func (tooMany) Code() int        { return 13 }
+func (refused) Error() string      { return "too many" }
+func (r refused) Number() uint16   { return r.number }
+func (r refused) SQLState() string { return r.state }
+func (r refused) Code() int        { return r.code }
+
+var (
+	tooMany = refused{1040, "53300", 13} // connections, or the disk is full
+	denied  = refused{1142, "42501", 3}  // a permission is missing
+)
 
 // overtaken: a connection breaks under a statement that takes the lock, which the network holds
 // back. Its repeat takes the lock, and the statement arrives after the release: it does not hold
@@ -213,14 +222,6 @@ func overtaken(t *testing.T, p *place) {
 	})
 }
 
-// denied is the refusal of each database that a permission is missing.
-type denied struct{}
-
-func (denied) Error() string    { return "denied" }
-func (denied) Number() uint16   { return 1142 }
-func (denied) SQLState() string { return "42501" }
-func (denied) Code() int        { return 3 }
-
 // brokenSetup: a connection breaks under the statement that makes the table, and its repeat is
 // refused. The refusal says what to do.
 func brokenSetup(t *testing.T, p *place) {
@@ -232,7 +233,7 @@ func brokenSetup(t *testing.T, p *place) {
 		if n++; n == 1 {
 			return false, sqldriver.ErrBadConn
 		}
-		return false, denied{}
+		return false, denied
 	})
 	_, err := p.on(t, db, &sqltable.Options{Table: p.table, Setup: true, CallTimeout: 30 * time.Second}).Acquire(t.Context(), request("k"))
 	refusal(t, err, true, "an administrator must run: CREATE TABLE")
@@ -429,7 +430,7 @@ func brokenRepeat(t *testing.T, p *place) {
 	for key, fails := range map[string]func(n int64, query string) error{
 		"the repeat is refused": func(n int64, _ string) error {
 			if n == 2 {
-				return tooMany{}
+				return tooMany
 			}
 			return nil
 		},
@@ -459,7 +460,7 @@ func brokenRepeat(t *testing.T, p *place) {
 		if v := drivertest.Verdict(err); v != "unknown" {
 			t.Errorf("%s: Acquire is %s, not unknown: %v", key, v, err)
 		}
-		if key == "the repeat is refused" && (!errors.Is(err, tooMany{}) || !strings.HasPrefix(err.Error(), p.dialect.String()+": the database refuses: too many; ")) {
+		if key == "the repeat is refused" && (!errors.Is(err, tooMany) || !strings.HasPrefix(err.Error(), p.dialect.String()+": the database refuses: too many; ")) {
 			t.Errorf("the error does not wrap that of the database, or does not say why: %v", err)
 		}
 		eventually(t, "the key is free", func() bool { return free(other, key) })
