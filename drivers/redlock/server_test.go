@@ -353,6 +353,7 @@ func (c *cluster) harness() redlocktest.Harness {
 	h.Faults.Pause, h.Faults.Resume = nodes.Pause, nodes.Resume
 	h.Skip, h.Driver, h.URL = skip, resolving{}, url
 	h.Grace = redlock.Grace(len(c.servers))
+	h.Timeout = 5 * time.Minute // for a machine that is very busy
 	h.Residue = func(context.Context) ([]string, error) {
 		var found []string
 		for _, s := range c.servers {
