@@ -18,6 +18,11 @@ type Harness struct {
 	// would have it. The suite closes what it opened. Open may be called concurrently.
 	Open func() (driver.Backend, error)
 
+	// Closed is called with each backend that Open has opened, when the suite has closed it, at the end
+	// of its case. A harness ends there what it began for that backend, such as a proxy. It may be
+	// called again with the same backend.
+	Closed func(b driver.Backend) error
+
 	// Prefix is what the backends put before every key. The suite's longest key is shorter by
 	// the length of Prefix.
 	Prefix string
@@ -204,6 +209,14 @@ func (h Harness) complete() (Harness, error) {
 		return wrong("Only", "names %q, which is no case", h.Only)
 	}
 	return h, nil
+}
+
+// closed tells the harness that a backend was closed.
+func (h *Harness) closed(b driver.Backend) error {
+	if h.Closed == nil {
+		return nil
+	}
+	return h.Closed(b)
 }
 
 // skipped returns why the case is left out, and "" where it is not.

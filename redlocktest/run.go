@@ -341,6 +341,9 @@ func (r *run) closeAll() {
 	r.within(r.h.cleanupTimeout(), closing, "Close", func() {
 		for _, b := range r.opened() {
 			_ = b.Close()
+			if err := r.h.closed(b); err != nil {
+				r.recordAt("the end of the case", nothingShown, "%v", err)
+			}
 		}
 	})
 }

@@ -2,6 +2,7 @@ package redlocktest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"runtime"
@@ -229,7 +230,7 @@ func (s *suite) probe() error {
 	_, s.watcher = b.(driver.Watcher)
 	_, s.inspector = b.(driver.Inspector)
 	_, s.admin = b.(driver.Admin)
-	return b.Close()
+	return errors.Join(b.Close(), s.h.closed(b))
 }
 
 // choose keeps the cases that apply.

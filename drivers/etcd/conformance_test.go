@@ -90,7 +90,7 @@ func TestConformance(t *testing.T) {
 		h.OpenWithClock = func(ahead time.Duration) (driver.Backend, error) {
 			b, err := open()
 			if err == nil {
-				fault.Unwrap(b).(*etcd.Backend).SetClock(ahead)
+				b.(*etcd.Backend).SetClock(ahead)
 			}
 			return b, err
 		}

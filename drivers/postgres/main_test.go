@@ -74,7 +74,7 @@ func conform(t *testing.T) {
 	h.Faults.DropReply = fault.DropAnswer(fault.ProtocolPostgres)
 	h.Faults.Kill, h.Faults.Pause, h.Faults.Resume = s.Kill, s.Pause, s.Resume
 	h.Faults.Restart = func(bool) error { return s.Start() } // locks are never remembered; tokens are on the disk
-	h.Faults.EndSession = func(b driver.Backend) error { return terminate(s.URL(), fault.Unwrap(b).(*postgres.Backend)) }
+	h.Faults.EndSession = func(b driver.Backend) error { return terminate(s.URL(), b.(*postgres.Backend)) }
 	h.Skip = map[string]string{
 		"operator/list": "the server stores a hash of the key",
 	}

@@ -2,7 +2,6 @@ package fault
 
 import (
 	"bytes"
-	"fmt"
 
 	"github.com/redlock-go/redlock/driver"
 )
@@ -98,16 +97,4 @@ func DropAnswer(p Protocol) func(driver.Backend) error {
 	return func(b driver.Backend) error {
 		return eachProxy(b, func(proxy *Proxy) { proxy.Judge(ToClient, LoseAnswer(p, Cut)) })
 	}
-}
-
-// eachProxy calls f with the proxies of a backend of a Harness.
-func eachProxy(b driver.Backend, f func(*Proxy)) error {
-	l := linkedOf(b)
-	if l == nil {
-		return fmt.Errorf("%T is not a backend that this harness has opened", b)
-	}
-	for _, p := range l.all {
-		f(p)
-	}
-	return nil
 }

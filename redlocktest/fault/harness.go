@@ -11,8 +11,8 @@ import (
 )
 
 // Harness returns a harness for the server at addr whose backends each reach it through a proxy
-// of their own. open opens a backend with the proxy's address. Closing the backend that the
-// suite gets also closes its proxy. The harness can break the link of any backend
+// of their own. open opens a backend with the proxy's address. The suite closes the proxy after the
+// backend, at the end of its case (Closed). The harness can break the link of any backend
 // (Faults.Partition, Heal, Slow, DropReply and Reset), and counts the connections. If the server
 // sends anything but answers, replace DropReply by that of DropAnswer. Set further
 // fields if the test can do more, such as Kill and Pause of a server.Server, or Residue.
@@ -27,107 +27,81 @@ func Harness(addr string, open func(addr string) (driver.Backend, error)) redloc
 // HarnessOf is Harness for backends that talk to several servers: a proxy for each, in the
 // order of addrs. A fault breaks all links of a backend.
 func HarnessOf(addrs []string, open func(addrs []string) (driver.Backend, error)) redlocktest.Harness {
-	all := &links{open: map[*Proxy]bool{}}
-	return redlocktest.Harness{
-		Open:        func() (driver.Backend, error) { return all.connect(addrs, open) },
-		Connections: all.count,
-		Faults: &redlocktest.Faults{
-			Partition: func(b driver.Backend) error { return eachProxy(b, (*Proxy).Pause) },
-			Heal:      func(b driver.Backend) error { return eachProxy(b, (*Proxy).Resume) },
-			Slow: func(b driver.Backend, d time.Duration) error {
-				return eachProxy(b, func(p *Proxy) { p.Delay(ToClient, d, 0) })
-			},
-			DropReply: func(b driver.Backend) error { return eachProxy(b, func(p *Proxy) { p.Judge(ToClient, Lose(1, Cut)) }) },
-			Reset:     func(b driver.Backend) error { return eachProxy(b, (*Proxy).CutAll) },
+	faults := &redlocktest.Faults{
+		Partition: func(b driver.Backend) error { return eachProxy(b, (*Proxy).Pause) },
+		Heal:      func(b driver.Backend) error { return eachProxy(b, (*Proxy).Resume) },
+		Slow: func(b driver.Backend, d time.Duration) error {
+			return eachProxy(b, func(p *Proxy) { p.Delay(ToClient, d, 0) })
 		},
+		DropReply: func(b driver.Backend) error { return eachProxy(b, func(p *Proxy) { p.Judge(ToClient, Lose(1, Cut)) }) },
+		Reset:     func(b driver.Backend) error { return eachProxy(b, (*Proxy).CutAll) },
+	}
+	return redlocktest.Harness{
+		Open: func() (driver.Backend, error) { return connect(faults, addrs, open) },
+		Closed: func(b driver.Backend) error {
+			if l, known := linksOf.LoadAndDelete(b); known {
+				return l.(*links).close()
+			}
+			return nil
+		},
+		Connections: func() (n int, err error) {
+			linksOf.Range(func(_, l any) bool {
+				if l := l.(*links); l.faults == faults {
+					for _, p := range l.proxies {
+						n += p.clients()
+					}
+				}
+				return true
+			})
+			return n, nil
+		},
+		Faults: faults,
 	}
 }
 
-// Unwrap returns the backend that open made inside b, a backend of a Harness.
-func Unwrap(b driver.Backend) driver.Backend {
-	if l := linkedOf(b); l != nil {
-		return l.Backend
-	}
-	return b
-}
+// linksOf has the links of every backend that a harness has opened and the suite has not closed: a
+// wrapper of the backend would hide its optional interfaces.
+var linksOf sync.Map
 
-// linkedOf returns the wrapper of a Harness in b, or nil.
-func linkedOf(b driver.Backend) *linkedBackend {
-	if w, ok := b.(wrapped); ok {
-		return w.layer()
-	}
-	return nil
-}
-
-// links has the open proxies of a harness.
+// links are the proxies of a backend.
 type links struct {
-	mu   sync.Mutex
-	open map[*Proxy]bool
+	faults  *redlocktest.Faults // of the harness that opened it
+	proxies []*Proxy
 }
 
-// count returns how many connections the clients keep.
-func (l *links) count() (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	n := 0
-	for p := range l.open {
-		n += p.clients()
-	}
-	return n, nil
-}
-
-func (l *links) add(p *Proxy) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.open[p] = true
-}
-
-func (l *links) close(proxies []*Proxy) (err error) {
-	for _, p := range proxies {
+func (l *links) close() (err error) {
+	for _, p := range l.proxies {
 		err = errors.Join(err, p.Close())
-		l.mu.Lock()
-		delete(l.open, p)
-		l.mu.Unlock()
 	}
 	return err
 }
 
 // connect opens a backend behind proxies.
-func (l *links) connect(addrs []string, open func([]string) (driver.Backend, error)) (driver.Backend, error) {
-	linked := &linkedBackend{links: l}
-	via := make([]string, len(addrs))
+func connect(faults *redlocktest.Faults, addrs []string, open func([]string) (driver.Backend, error)) (driver.Backend, error) {
+	l, via := &links{faults: faults}, make([]string, len(addrs))
 	for i, addr := range addrs {
 		p, err := Start(addr)
 		if err != nil {
-			return nil, errors.Join(err, l.close(linked.all))
+			return nil, errors.Join(err, l.close())
 		}
-		l.add(p)
-		linked.all, via[i] = append(linked.all, p), p.Addr()
+		l.proxies, via[i] = append(l.proxies, p), p.Addr()
 	}
 	b, err := open(via)
 	if err != nil {
-		return nil, errors.Join(err, l.close(linked.all))
+		return nil, errors.Join(err, l.close())
 	}
-	linked.Backend = b
-	return withOptional(linked, b), nil
+	linksOf.Store(b, l)
+	return b, nil
 }
 
-// linkedBackend is a backend and its proxies.
-type linkedBackend struct {
-	driver.Backend
-	links *links
-	all   []*Proxy
-}
-
-func (b *linkedBackend) layer() *linkedBackend { return b }
-
-// Close closes the backend, and then its proxies.
-func (b *linkedBackend) Close() error { return errors.Join(b.Backend.Close(), b.links.close(b.all)) }
-
-// String returns the backend's String.
-func (b *linkedBackend) String() string {
-	if s, ok := b.Backend.(fmt.Stringer); ok {
-		return s.String()
+// eachProxy calls f with the proxies of a backend of a Harness.
+func eachProxy(b driver.Backend, f func(*Proxy)) error {
+	l, known := linksOf.Load(b)
+	if !known {
+		return fmt.Errorf("%T is not a backend that this harness has opened", b)
 	}
-	return b.Info().Name
+	for _, p := range l.(*links).proxies {
+		f(p)
+	}
+	return nil
 }

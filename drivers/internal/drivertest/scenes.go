@@ -153,7 +153,12 @@ func RunLoss(t *testing.T, h redlocktest.Harness, ttl time.Duration) {
 	open := func() driver.Backend {
 		b, err := h.Open()
 		Must(t, err)
-		t.Cleanup(func() { _ = b.Close() }) // locks may have closed it
+		t.Cleanup(func() {
+			_ = b.Close() // locks may have closed it
+			if h.Closed != nil {
+				Must(t, h.Closed(b))
+			}
+		})
 		return b
 	}
 	mine, other := open(), open()
