@@ -3,7 +3,6 @@ package redlocktest_test
 import (
 	"context"
 	"fmt"
-	"testing"
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
@@ -25,11 +24,4 @@ func Example() {
 	report, err := redlocktest.Examine(context.Background(), harness, nil)
 	fmt.Println(len(report.Failures()), "failures,", err)
 	// Output: 0 failures, <nil>
-}
-
-func BenchmarkMemory(b *testing.B) {
-	space := memory.New()
-	redlocktest.Benchmark(b, redlocktest.Harness{
-		Open: func() (driver.Backend, error) { return space.Peer(), nil },
-	})
 }

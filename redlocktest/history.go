@@ -40,13 +40,7 @@ const (
 	reapOp  // the server's notice that a session has ended; may never come
 	breakOp // an operator's call
 	lookOp  // a look at who has the lock, which changes nothing
-	watchOp // only counted
-	kinds   // how many there are
 )
-
-func (k kind) String() string {
-	return [...]string{"acquire", "renew", "release", "undo", "lose", "reap", "break", "look", "watch"}[k]
-}
 
 // input is a call as the model sees it.
 type input struct {

@@ -20,9 +20,7 @@ type CaseResult struct {
 	Failures []*Failure    `json:"failures,omitempty"` // empty: the case passed, or was not run
 	Skipped  string        `json:"skipped,omitempty"`  // why it was not run; empty: it was
 	Notes    []string      `json:"notes,omitempty"`    // observations that may explain a failure
-	// Operations is how often a lock was granted, and Renew and Release were called.
-	Operations int64 `json:"operations"`
-	_          struct{}
+	_        struct{}
 }
 
 // A Report is the result of a run of the suite.
@@ -32,9 +30,7 @@ type Report struct {
 	// Inapplicable has the cases that do not apply, by their names, and what each needs of the
 	// backend or its harness.
 	Inapplicable map[string]string `json:"inapplicable"`
-	// Operations is how often a lock was granted, and Renew and Release were called.
-	Operations int64 `json:"operations"`
-	_          struct{}
+	_            struct{}
 }
 
 // Cases returns the names of all cases, in the order in which they run.
@@ -101,7 +97,6 @@ func Examine(ctx context.Context, h Harness, progress func(CaseResult)) (*Report
 			report.Cases = append(report.Cases, s.group(g, progress)...)
 		}
 	}
-	report.Operations = s.calls.Load()
 	return report, nil
 }
 

@@ -44,7 +44,6 @@ type run struct {
 	backends        []driver.Backend
 	leases          []*lease
 	cleanups        []func()        // end the faults
-	calls           int64           // grants, and calls of Renew and Release, once it is over
 	inDoubt         map[string]bool // keys with an attempt whose outcome is unknown
 }
 

@@ -49,21 +49,17 @@ type StressOptions struct {
 
 // A StressReport is the result of a stress.
 type StressReport struct {
-	Seed       uint64           `json:"seed"`
-	Took       time.Duration    `json:"nanoseconds"`
-	Operations int64            `json:"operations"`
-	Calls      map[string]int64 `json:"calls"` // operations by what was called
-	Keys       int64            `json:"keys"`
-	Grants     int64            `json:"grants"`
-	Shared     int64            `json:"shared"`   // grants in the shared mode
-	Together   int64            `json:"together"` // of these, those beside another valid lease
-	Refusals   int64            `json:"refusals"` // as held
-	Unknown    int64            `json:"unknown"`  // calls without an answer
-	Losses     int64            `json:"losses"`   // leases that had ended when they were released or renewed
-	Expired    int64            `json:"expired"`  // leases that were left to their TTL
-	Hardest    int64            `json:"hardest"`  // steps of the checker's longest search for an order
-	Faults     []FaultCount     `json:"faults"`
-	Failures   []*Failure       `json:"failures"`
+	Seed       uint64        `json:"seed"`
+	Took       time.Duration `json:"nanoseconds"`
+	Operations int64         `json:"operations"`
+	Keys       int64         `json:"keys"`
+	Grants     int64         `json:"grants"`
+	Shared     int64         `json:"shared"`   // grants in the shared mode
+	Refusals   int64         `json:"refusals"` // as held
+	Unknown    int64         `json:"unknown"`  // calls without an answer
+	Losses     int64         `json:"losses"`   // leases that had ended when they were released or renewed
+	Faults     []FaultCount  `json:"faults"`
+	Failures   []*Failure    `json:"failures"`
 	_          struct{}
 }
 
@@ -117,15 +113,12 @@ func Stress(t *testing.T, h Harness, o StressOptions) {
 
 // String returns the figures in a line.
 func (r *StressReport) String() string {
-	var calls, faults []string
-	for _, name := range sortedKeys(r.Calls) {
-		calls = append(calls, fmt.Sprintf("%d × %s", r.Calls[name], name))
-	}
+	var faults []string
 	for _, f := range r.Faults {
 		faults = append(faults, fmt.Sprintf("%d × %s of which %d had an effect", f.Injected, f.Name, f.Effective))
 	}
-	text := fmt.Sprintf("%d operations in %.1f s on %d keys (%s): %d granted (%d shared, %d of them beside others), %d refused, %d without an answer, %d leases lost, %d left to their TTL; at most %d steps for a key; seed %d",
-		r.Operations, r.Took.Seconds(), r.Keys, strings.Join(calls, ", "), r.Grants, r.Shared, r.Together, r.Refusals, r.Unknown, r.Losses, r.Expired, r.Hardest, r.Seed)
+	text := fmt.Sprintf("%d operations in %.1f s on %d keys: %d granted (%d shared), %d refused, %d without an answer, %d leases lost; seed %d",
+		r.Operations, r.Took.Seconds(), r.Keys, r.Grants, r.Shared, r.Refusals, r.Unknown, r.Losses, r.Seed)
 	if len(faults) > 0 {
 		text += "; faults: " + strings.Join(faults, ", ")
 	}
@@ -218,10 +211,7 @@ type stress struct {
 	found   atomic.Bool  // a failure: workers begin no more calls
 	quorum  atomic.Bool
 
-	hardest                                                          atomic.Int64 // steps of the longest search
-	shared, together                                                 atomic.Int64
-	ops, keys, grants, refusals, unknowns, losses, expired, attempts atomic.Int64
-	calls                                                            [kinds]atomic.Int64
+	ops, keys, grants, shared, refusals, unknowns, losses, attempts atomic.Int64
 
 	mu     sync.Mutex
 	live   []*stressKey
@@ -399,14 +389,8 @@ func (s *stress) report() *StressReport {
 	if took == 0 {
 		took = time.Since(s.start)
 	}
-	r := &StressReport{Seed: s.o.Seed, Took: took, Operations: s.ops.Load(), Calls: map[string]int64{}, Keys: s.keys.Load(),
-		Grants: s.grants.Load(), Shared: s.shared.Load(), Together: s.together.Load(), Refusals: s.refusals.Load(), Unknown: s.unknowns.Load(), Losses: s.losses.Load(), Expired: s.expired.Load(), Hardest: s.hardest.Load(), Faults: s.faultCounts()}
-	for i := range s.calls {
-		if n := s.calls[i].Load(); n > 0 {
-			r.Calls[kind(i).String()] = n
-		}
-	}
-	return r
+	return &StressReport{Seed: s.o.Seed, Took: took, Operations: s.ops.Load(), Keys: s.keys.Load(), Grants: s.grants.Load(),
+		Shared: s.shared.Load(), Refusals: s.refusals.Load(), Unknown: s.unknowns.Load(), Losses: s.losses.Load(), Faults: s.faultCounts()}
 }
 
 // showsSomething fails a run that proves nothing.

@@ -60,8 +60,7 @@ type stressFinding struct {
 func (s *stress) fault(ops []porcupine.Operation) *stressFinding {
 	end := s.now()
 	all := s.tenures(ops, end)
-	f, together := overlap(ops, all)
-	s.together.Add(together)
+	f := overlap(ops, all)
 	if f != nil {
 		return f
 	}
@@ -155,9 +154,8 @@ func expiry(out output) int64 {
 	return out.expires
 }
 
-// overlap searches the tenures, in the order of their beginnings, for two owners at once, and
-// counts those that began beside another: of readers.
-func overlap(ops []porcupine.Operation, all []tenure) (f *stressFinding, together int64) {
+// overlap searches the tenures, in the order of their beginnings, for two owners at once.
+func overlap(ops []porcupine.Operation, all []tenure) *stressFinding {
 	type part struct {
 		from, to int64
 		of       *tenure
@@ -172,9 +170,6 @@ func overlap(ops []porcupine.Operation, all []tenure) (f *stressFinding, togethe
 	var active []part
 	for _, p := range parts {
 		active = slices.DeleteFunc(active, func(a part) bool { return a.to <= p.from })
-		if slices.ContainsFunc(active, func(a part) bool { return a.of != p.of }) && p.from == p.of.ret {
-			together++
-		}
 		for _, a := range active {
 			if a.of == p.of || a.of.in.shared && p.of.in.shared {
 				continue
@@ -185,11 +180,11 @@ func overlap(ops []porcupine.Operation, all []tenure) (f *stressFinding, togethe
 			}
 			return &stressFinding{exclusion, fmt.Sprintf("two owners at once for %v: client %d has the lock with token %d %s, and client %d gets it with token %d at %s",
 				time.Duration(min(a.to, p.to, p.from+int64(time.Hour))-p.from), a.of.client, a.of.fence, how, p.of.client, p.of.fence, stamp(p.from)),
-				attempts(ops, a.of.who, p.of.who)}, together
+				attempts(ops, a.of.who, p.of.who)}
 		}
 		active = append(active, p)
 	}
-	return nil, together
+	return nil
 }
 
 // falling finds a grant that was requested after another grant's answer and has no larger token, and
@@ -240,7 +235,6 @@ func (s *stress) unexplained(ops []porcupine.Operation, all []tenure, end, most 
 	m := lockModel(s.info.Features.Has(driver.FeatureFencing))
 	check := func(ops []porcupine.Operation) (legal, decided bool) {
 		legal, steps := decide(m, s.whole(ops, all, end), most)
-		s.hardest.Store(max(s.hardest.Load(), steps))
 		return legal, legal || steps <= most
 	}
 	switch legal, decided := check(ops); {

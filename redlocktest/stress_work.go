@@ -149,7 +149,7 @@ func (s *stress) callTime() time.Duration { return time.Second }
 
 // watch makes an attempt after each signal of a watch.
 func (w *stressWorker) watch(ctx context.Context, b driver.Watcher, k *stressKey, req driver.Request) {
-	w.count(watchOp)
+	w.ops.Add(1)
 	signal, err := b.Watch(ctx, k.name)
 	v := w.saw(err)
 	if v != granted && v != unknown && v != later {
@@ -180,18 +180,13 @@ func (s *stress) fail(broken rule, format string, args ...any) {
 	}
 }
 
-func (s *stress) count(what kind) {
-	s.ops.Add(1)
-	s.calls[what].Add(1)
-}
-
 // attempt makes one attempt, and if it succeeds uses the lock.
 func (w *stressWorker) attempt(ctx context.Context, k *stressKey, req driver.Request) verdict {
 	b := w.client.backend()
 	ttl := w.anyTTL()
 	req.Key, req.Owner, req.TTL = k.name, ownerLabel+strings.ToLower(rand.Text()), ttl
 	in := input{kind: acquireOp, who: int(w.who.Add(1)), owner: req.Owner, waits: req.Wait, shared: req.Mode == driver.Shared}
-	w.count(acquireOp)
+	w.ops.Add(1)
 	call := w.now()
 	l, err := b.Acquire(ctx, &req)
 	ret := w.now()
@@ -377,7 +372,7 @@ func (w *stressWorker) renew(l *stressLease) (v verdict) {
 	defer cancel()
 	in := l.in
 	in.kind = renewOp
-	w.count(renewOp)
+	w.ops.Add(1)
 	call := w.now()
 	l.look(call)
 	gone := l.gone
@@ -418,7 +413,7 @@ func (w *stressWorker) release(l *stressLease) {
 	in := l.in
 	in.kind = releaseOp
 	for end := time.Now().Add(30 * time.Second); ; {
-		w.count(releaseOp)
+		w.ops.Add(1)
 		call := w.now()
 		l.look(call)
 		err := l.Release(w.ctx)
@@ -456,7 +451,7 @@ func (w *stressWorker) release(l *stressLease) {
 // stale uses a lease that is over: it does nothing to the next owner.
 func (w *stressWorker) stale(l *stressLease) {
 	w.pause(w.upTo(time.Duration(w.hold.Load())))
-	w.count(renewOp)
+	w.ops.Add(1)
 	_, err := l.Renew(w.ctx, &driver.Renewal{TTL: l.ttl})
 	switch w.saw(err) {
 	case granted:
@@ -466,7 +461,7 @@ func (w *stressWorker) stale(l *stressLease) {
 		w.fail(fourOutcomes, "Renew after a Release gives %v: %v", w.saw(err), err)
 	}
 	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); w.pause(poll) { // answers may be lost on the way
-		w.count(releaseOp)
+		w.ops.Add(1)
 		err = l.Release(w.ctx)
 		if err == nil || w.saw(err) == lost || l.remote || w.ctx.Err() != nil {
 			return
@@ -477,7 +472,6 @@ func (w *stressWorker) stale(l *stressLease) {
 
 // outlive leaves a lock to its TTL, and tries to get it again until it is granted.
 func (w *stressWorker) outlive(l *stressLease) {
-	w.expired.Add(1)
 	renews := w.chance(300)
 	for end := time.Now().Add(4*l.ttl + 2*w.h.Grace); time.Now().Before(end) && !w.done(); {
 		w.pause(l.ttl / 16)
@@ -504,7 +498,7 @@ func (w *stressWorker) look(k *stressKey) {
 	}
 	ctx, cancel := context.WithTimeout(w.ctx, w.callTime())
 	defer cancel()
-	w.count(lookOp)
+	w.ops.Add(1)
 	call := w.now()
 	state, err := i.Lookup(ctx, k.name)
 	ret := w.now()
@@ -546,7 +540,7 @@ func (w *stressWorker) breakLock(l *stressLease) {
 	defer cancel()
 	in := l.in
 	in.kind = breakOp
-	w.count(breakOp)
+	w.ops.Add(1)
 	call := w.now()
 	err := admin.Break(ctx, l.key.name, driver.Holder{Fence: l.fence})
 	ret := w.now()

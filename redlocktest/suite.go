@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -84,27 +83,12 @@ func timeOf(t *testing.T) (limit time.Time) {
 	return limit
 }
 
-// conclude says what ran, what the backend lacks, and whether the time sufficed.
+// conclude says what ran, and whether the time sufficed.
 func (s *suite) conclude(t *testing.T) {
 	t.Log(s.summary())
 	if s.late > 0 {
 		t.Errorf("%d cases were not run, because the time of the test was over: raise go test's -timeout, lower Harness.Timeout, or set Harness.Only", s.late)
 	}
-	if lacks := s.lacking(); lacks != "" && !t.Failed() {
-		fmt.Fprintf(os.Stderr, "%s: %s passed, and lacks: %s\n", t.Name(), s.info.Name, lacks)
-	}
-}
-
-// lacking says what users miss in a backend that keeps the contract.
-func (s *suite) lacking() string {
-	var all []string
-	if !s.info.Features.Has(driver.FeatureFencing) {
-		all = append(all, "tokens (FeatureFencing), so no store can refuse the late write of a former holder")
-	}
-	if !s.watcher && !s.info.Features.Has(driver.FeatureQueueing) {
-		all = append(all, "a watch (driver.Watcher) and queueing, so waiters poll")
-	}
-	return strings.Join(all, "; ")
 }
 
 // A group has the cases for one part of the contract.
@@ -277,8 +261,6 @@ type suite struct {
 	info                      driver.Info
 	watcher, inspector, admin bool
 
-	calls atomic.Int64 // grants, and calls of Renew and Release
-
 	mu     sync.Mutex
 	ran    int
 	left   []string // skipped, with the reason
@@ -335,7 +317,7 @@ func (s *suite) runCase(g group, c testCase) (result CaseResult) {
 		return result
 	}
 	s.noteResult(g, result.Name, r)
-	result.Failures, result.Notes, result.Operations = r.failures, r.notes, r.calls
+	result.Failures, result.Notes = r.failures, r.notes
 	if (!g.together || s.h.Virtual) && !r.abandoned {
 		if f := s.leaks(result.Name, before); f != nil {
 			result.Failures = append(result.Failures, f)
@@ -442,10 +424,6 @@ func (s *suite) attempt(name string, c testCase, scale int) *run {
 		}
 	}
 	r.cleanUp()
-	for _, l := range r.leases {
-		r.calls += 1 + l.calls.Load()
-	}
-	s.calls.Add(r.calls)
 	r.notices()
 	return r
 }

@@ -217,17 +217,3 @@ func TestASecondVainWaitIsShort(t *testing.T) {
 		}
 	})
 }
-
-// TestWhatABackendLacksIsSaid: a backend that passes may still leave its users without tokens.
-func TestWhatABackendLacksIsSaid(t *testing.T) {
-	for text, s := range map[string]*suite{
-		"no store can refuse": {watcher: true}, "waiters poll": {info: driver.Info{Features: driver.FeatureFencing}},
-	} {
-		if got := s.lacking(); !strings.Contains(got, text) || strings.Contains(got, "; ") {
-			t.Errorf("%q does not say %q alone", got, text)
-		}
-	}
-	if got := (&suite{watcher: true, info: driver.Info{Features: driver.FeatureFencing}}).lacking(); got != "" {
-		t.Errorf("nothing is lacking, and it says %q", got)
-	}
-}

@@ -3,7 +3,6 @@ package redlocktest
 import (
 	"context"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
@@ -30,8 +29,7 @@ func termsOf(req *driver.Request) terms {
 // lease is a lease of the backend under test, and its terms.
 type lease struct {
 	driver.Lease
-	calls atomic.Int64 // of Renew and Release
-	first terms        // of the grant
+	first terms // of the grant
 
 	mu    sync.Mutex
 	terms terms // of the last success
@@ -39,7 +37,6 @@ type lease struct {
 
 // Renew extends the lease and keeps the terms.
 func (l *lease) Renew(ctx context.Context, renewal *driver.Renewal) (driver.Grant, error) {
-	l.calls.Add(1)
 	sent, ttl, keep := time.Now(), renewal.TTL, renewal.Keep
 	g, err := l.Lease.Renew(ctx, renewal)
 	if err == nil {
@@ -48,12 +45,6 @@ func (l *lease) Renew(ctx context.Context, renewal *driver.Renewal) (driver.Gran
 		l.terms.sent, l.terms.received, l.terms.ttl, l.terms.keep = sent, time.Now(), ttl, keep
 	}
 	return g, err
-}
-
-// Release counts the call.
-func (l *lease) Release(ctx context.Context) error {
-	l.calls.Add(1)
-	return l.Lease.Release(ctx)
 }
 
 func (l *lease) last() terms {

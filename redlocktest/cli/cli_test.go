@@ -184,7 +184,7 @@ func TestTheReportIsJSON(t *testing.T) {
 	}
 	r := reports[0]
 	skipped := slices.IndexFunc(r.Cases, func(c redlocktest.CaseResult) bool { return c.Name == "exclusion/reentrancy" && c.Skipped != "" })
-	if !r.OK || r.Operations == 0 || skipped < 0 {
+	if !r.OK || skipped < 0 {
 		t.Errorf("the report is %+v", r)
 	}
 }

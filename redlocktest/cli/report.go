@@ -71,7 +71,7 @@ func (r *report) text(w io.Writer) {
 	for _, f := range failures {
 		fmt.Fprintf(w, "\n%v\n", f)
 	}
-	fmt.Fprintf(w, "\n%d passed, %d failed, %d skipped; %d operations\n", count["ok"], count["FAILED"], count["skipped"], r.Operations)
+	fmt.Fprintf(w, "\n%d passed, %d failed, %d skipped\n", count["ok"], count["FAILED"], count["skipped"])
 	if needs := r.Needs(); needs != "" {
 		fmt.Fprintf(w, "Cases that do not apply: %s\n", needs)
 	}
