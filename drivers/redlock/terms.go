@@ -123,12 +123,9 @@ func excused(answers []reading, drift int) (time.Duration, int) {
 // hold returns the end of a lease that was requested at start, by the rule "hold".
 func hold(start boot.Instant, ttl time.Duration, answers []reading, drift int) boot.Instant {
 	excuse, drift := excused(answers, drift)
-	earliest, begun := answers[0].earliest, time.Duration(0) // begun is M
-	for i, a := range answers {
-		earliest = min(earliest, a.earliest)
-		if m := a.latest - least(a.sent.Sub(start), drift); i == 0 || m > begun {
-			begun = m
-		}
+	earliest, begun := answers[0].earliest, answers[0].latest-least(answers[0].sent.Sub(start), drift) // begun is M
+	for _, a := range answers[1:] {
+		earliest, begun = min(earliest, a.earliest), max(begun, a.latest-least(a.sent.Sub(start), drift))
 	}
 	return start.Add(validity(ttl, drift) - max(0, begun-earliest-excuse))
 }

@@ -27,6 +27,70 @@ func soundRules() rules {
 	}
 }
 
+// The rules in numbers. An answer is the node's clock when it answered, and when it was sent and received, in ms; a
+// second clock is of a second answer.
+func TestTheRulesOfTimeInNumbers(t *testing.T) {
+	const ms, start = time.Millisecond, boot.Instant(time.Hour)
+	type answer []time.Duration
+	for name, c := range map[string]struct {
+		q             int
+		answers       []answer
+		expires, from time.Duration // after start
+	}{
+		"one node":                                       {1, []answer{{0, 1, 9}}, 9898 * ms, 9 * ms},
+		"clocks that differ by what is excused":          {2, []answer{{0, 0, 10}, {1000, 0, 9}}, 9898 * ms, 10 * ms},
+		"by more":                                        {2, []answer{{0, 0, 10}, {1500, 0, 9}}, 9398 * ms, 10*ms + 505050600},
+		"by more, when it was asked later":               {2, []answer{{0, 0, 10}, {1500, 1400, 1409}}, 9898 * ms, 1409 * ms},
+		"the first clock shows the start":                {2, []answer{{3000, 0, 10}, {3100, 900, 910, 500}}, 8398 * ms, 910*ms + 1616161700},
+		"the last two of three agree":                    {2, []answer{{0, 0, 1}, {9000, 0, 3}, {5000, 0, 2}, {9100, 0, 4}}, 9898 * ms, 4 * ms},
+		"the first two of three":                         {2, []answer{{100, 0, 1}, {5000, 0, 3}, {0, 0, 2}}, 9898 * ms, 2 * ms},
+		"a node with a larger drift and a lesser excuse": {2, []answer{{0, 0, 10}, {1000, 0, 9, 1000, 2, 900}}, 9698 * ms, 10*ms + 102040900},
+	} {
+		var answers []reading
+		for _, a := range c.answers {
+			r := reading{earliest: a[0] * ms, latest: a[0] * ms, sent: start.Add(a[1] * ms), received: start.Add(a[2] * ms), excuse: time.Second, drift: 1, known: true}
+			if len(a) > 3 {
+				second := r
+				second.earliest, second.latest = a[3]*ms, a[3]*ms
+				if len(a) > 4 {
+					second.drift, second.excuse = int32(a[4]), a[5]*ms
+				}
+				r = reading{}.and(r).and(second).and(reading{})
+			}
+			answers = append(answers, r)
+		}
+		if expires, from := judge(start, 10*time.Second, answers, c.q, 1); expires.Sub(start) != c.expires || from.Sub(start) != c.from {
+			t.Errorf("%s: ends after %v, returned after %v; want %v, %v", name, expires.Sub(start), from.Sub(start), c.expires, c.from)
+		}
+	}
+	want := quorum.Terms{
+		N: 5, Guard: 30 * time.Second, Excuse: 150*ms + 6*time.Microsecond, Allowance: 50*ms + 2*time.Microsecond, Drift: 1,
+		Quarantine: 30*time.Second + 300*ms + 200*ms + 8*time.Microsecond + 10*ms,
+		Grace:      300*ms + 12*time.Microsecond + 125*ms + 5*time.Microsecond + 10*ms,
+	}
+	if got := derive(5, 30*time.Second+7, 50*ms+3*time.Microsecond, 1); got != want {
+		t.Errorf("terms are %+v, want %+v", got, want)
+	}
+	for d, want := range map[time.Duration]time.Duration{1: 1, 100: 1, 101: 2, 10000: 100} {
+		if got := percent(d, 1); got != want || least(d, 1) != d-want {
+			t.Errorf("one percent of %d is %d, want %d", d, got, want)
+		}
+	}
+	for _, c := range []struct {
+		bounds []time.Duration
+		q      int
+		want   time.Duration
+	}{{nil, 1, 0}, {[]time.Duration{7}, 3, 0}, {[]time.Duration{7}, 2, 7}, {[]time.Duration{7, 5}, 3, 7}, {[]time.Duration{9, 7, 5, 8}, 3, 8}, {[]time.Duration{9, 7, 5}, 4, 9}} {
+		if got := othersAtMost(c.bounds, c.q); got != c.want {
+			t.Errorf("of %v the others are %d at most, want %d", c.bounds, got, c.want)
+		}
+	}
+	r := reading{latest: 10, sent: 1, received: 5}
+	if mid, half := r.offset(); mid != 7 || half != 2 {
+		t.Errorf("a clock is %d ± %d ahead, want 7 ± 2", mid, half)
+	}
+}
+
 // duo is two clients that differ, in the worst world that their terms allow, all drawn at random.
 type duo struct {
 	rng      *rand.Rand

@@ -256,6 +256,7 @@ func TestAMinoritysVerdictDoesNotLeak(t *testing.T) {
 	x := func() driver.Backend { return held("x/1", 0) }
 	dead := func() driver.Backend { return say(0, errDown) }
 	endless := func() driver.Backend { return say(0, &driver.HeldError{Holder: "x"}) }
+	polled := func() driver.Backend { return say(0, &driver.HeldError{Holder: "x", PollAfter: time.Second}) }
 	since := time.Unix(1, 0)
 	anything := driver.HeldError{RetryAfter: -1}
 	each := func(of driver.HeldError, others ...driver.Backend) []driver.Backend { // different times
@@ -280,6 +281,7 @@ func TestAMinoritysVerdictDoesNotLeak(t *testing.T) {
 		"kept, at different times":                        {each(driver.HeldError{ReservedForWaiter: true}, memory.New(), memory.New()), driver.HeldError{ReservedForWaiter: true, RetryAfter: time.Minute, PollAfter: time.Second}},
 		"held, nobody knows until when":                   {[]driver.Backend{endless(), endless(), endless(), dead(), dead()}, driver.HeldError{Holder: "x"}},
 		"one of two does not say until when":              {[]driver.Backend{endless(), x(), dead()}, driver.HeldError{Holder: "x"}},
+		"two of four":                                     {[]driver.Backend{polled(), polled(), down(), down()}, driver.HeldError{Holder: "x"}},
 		"both of two":                                     {each(driver.HeldError{Holder: "x/1"})[:2], driver.HeldError{Holder: "x", RetryAfter: 4 * time.Minute, PollAfter: time.Second}},
 		"kept, nobody knows how long the others are held": {[]driver.Backend{kept(), endless(), endless(), dead(), dead()}, driver.HeldError{ReservedForWaiter: true, RetryAfter: 30 * time.Millisecond}},
 		"held by one, and by another before and after it": {[]driver.Backend{held("y/1", 0), x(), x(), held("x/1", 2*time.Millisecond), held("y/1", 0)}, driver.HeldError{Holder: "x", RetryAfter: time.Minute}},
@@ -423,6 +425,58 @@ func TestANodeThatTimesOutIsSkippedAndRestored(t *testing.T) {
 		mu.Lock()
 		defer mu.Unlock()
 		if fmt.Sprint(notices) != "[node skipped node restored]" {
+			t.Errorf("notices: %v", notices)
+		}
+	})
+}
+
+// The breaker opens after five timeouts in a row over 200 ms, lets a probe through each second, and
+// closes after an answer.
+func TestTheBreakerOpensAfterTimeoutsInARow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var notices []string
+		n := newNode(2, struct{ driver.Backend }{memory.New()})
+		n.notify = func(e driver.Notice) { notices = append(notices, e.Node+": "+e.Kind) }
+		for _, c := range []struct {
+			late  bool
+			times int
+			every time.Duration
+			open  bool
+		}{
+			{true, 5, 0, false}, // at once
+			{false, 1, time.Second, false},
+			{true, 4, 100 * time.Millisecond, false},
+			{false, 1, 0, false},
+			{true, 5, 40 * time.Millisecond, false}, // over 160 ms
+			{false, 1, 0, false},
+			{true, 5, 50 * time.Millisecond, true},
+			{true, 1, 0, true},
+			{false, 1, 0, false},
+		} {
+			for range c.times {
+				n.report(c.late)
+				if n.tripped.Load() {
+					break
+				}
+				time.Sleep(c.every)
+			}
+			if n.tripped.Load() != c.open {
+				t.Errorf("after %+v the breaker is open: %v", c, n.tripped.Load())
+			}
+			if c.open && n.probes() {
+				t.Error("a probe comes at once")
+			}
+			switch {
+			case c.open && c.times > 1:
+				time.Sleep(probeEvery / 2)
+			case c.open:
+				time.Sleep(probeEvery / 2)
+				if !n.probes() || n.probes() {
+					t.Error("no probe, or two of them, after a second")
+				}
+			}
+		}
+		if fmt.Sprint(notices) != "[memory#3: node skipped memory#3: node restored]" {
 			t.Errorf("notices: %v", notices)
 		}
 	})

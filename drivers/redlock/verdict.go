@@ -116,7 +116,8 @@ func (l *lease) refusal(v verdict) error {
 		}
 	}
 	if v == denied {
-		return &driver.RefusedError{Reason: forever[0].Reason, Err: forever[0].Err}
+		r := forever[0]
+		return &driver.RefusedError{Reason: r.Reason, Err: r.Err}
 	}
 	r := firstToEnd(today, len(forever), l.bid.enough())
 	return &driver.RefusedError{RetryAfter: r.RetryAfter, Reason: r.Reason, Err: r.Err}
