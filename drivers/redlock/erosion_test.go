@@ -130,53 +130,6 @@ func erode(t *testing.T, ttl time.Duration, waiters int) (starved bool) {
 	return false
 }
 
-// A bid that fails leaves the counter of a node that granted it as it was, whether the counter is a
-// moment behind the clock, long behind it, or not there.
-func TestAFailedBidGivesItsVoteBack(t *testing.T) {
-	t.Parallel()
-	const ttl = 20 * time.Second
-	c := start(t, 3)
-	a, b := c.open(everyNode, calm, "bootstrap=true"), c.open(everyNode, calm, "bootstrap=true")
-	held := c.hold(a, "k", ttl)
-	c.renew(held, ttl)
-	token := strconv.FormatUint(held.Grant().Fence, 10)
-	old := strconv.FormatUint(held.Grant().Fence-60e6, 10)
-	for _, waits := range []bool{false, true} {
-		ctx, cancel := context.WithCancel(t.Context())
-		if waits {
-			if _, err := b.Watch(ctx, "k"); err != nil {
-				t.Fatal(err)
-			}
-		}
-		for i, s := range c.servers {
-			for _, counter := range []string{token, old, "<nil>"} {
-				set := []string{"SET", "redlock1:fence:{k}", counter, "PX", "120000"}
-				if counter == "<nil>" {
-					set = []string{"DEL", "redlock1:fence:{k}"}
-				}
-				c.do(i, "DEL", "k")
-				c.do(i, set...)
-				before := scriptCalls(t, s)
-				if _, err := b.Acquire(t.Context(), ask("k", ttl)); !errors.Is(err, driver.ErrHeld) {
-					t.Fatal(err)
-				}
-				c.until(func() error {
-					lock, now := c.do(i, "GET", "k"), c.do(i, "GET", "redlock1:fence:{k}")
-					if scriptCalls(t, s) < before+2 || lock != nil || fmt.Sprint(now) != counter { // it has voted, and was released
-						return fmt.Errorf("waiting: %v, node %d: the counter was %s, and a failed bid leaves %v, and the lock %v", waits, i, counter, now, lock)
-					}
-					return nil
-				})
-				for len(c.keys("k")) < 3 { // it joins
-					c.renew(held, ttl)
-				}
-			}
-		}
-		cancel()
-	}
-	c.release(held)
-}
-
 var evalsha = regexp.MustCompile(`cmdstat_evalsha:calls=(\d+)`)
 
 // scriptCalls returns how many script calls a server has completed.

@@ -502,117 +502,34 @@ func TestReadersRefuseAWriterAtOnceBesideANodeThatHangs(t *testing.T) {
 	})
 }
 
-// hang stops a server for a minute, and lets one request to it time out.
-func hang(t *testing.T, b *Backend, s *simServer) {
-	s.pause(time.Minute)
-	l, err := b.Acquire(t.Context(), request1("other", "one", time.Minute))
-	drivertest.Must(t, err)
-	time.Sleep(10 * time.Second)
-	drivertest.Must(t, l.Release(t.Context()))
-}
-
-// A bid that shares the nodes with a rival holds up others. So it does not wait for a node whose last answer did not come.
-func TestASplitVoteDoesNotWaitForANodeThatHangs(t *testing.T) {
+// A bid that fails leaves the counter of a node that granted it as it was, whether the counter is a
+// moment behind the clock, long behind it, or not there.
+func TestAFailedBidGivesItsVoteBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		servers, nodes := simNodes(make([]network, 5)...)
+		servers, nodes := simNodes(make([]network, 3)...)
 		b := opened(t, nodes, &Options{Guard: -1})
-		hang(t, b, servers[4])
-		for _, n := range b.nodes[:2] {
-			rival := request1("k", "rival", time.Minute)
+		for _, n := range b.nodes[1:] {
+			rival := request1("k", "rival", time.Hour)
 			rival.Quorum = b.quorum(n, b.clock.Now(), 0)
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			defer cancel()
 			_, err := n.backend.Acquire(ctx, rival)
 			drivertest.Must(t, err)
 		}
-		start := time.Now()
-		_, err := b.Acquire(t.Context(), request1("k", "one", time.Minute))
-		if took := time.Since(start); err == nil || took > 100*time.Millisecond {
-			t.Errorf("after %v: %v", took, err)
-		}
-	})
-}
-
-// slowly is a node that takes a while to release.
-type slowly struct {
-	*simNode
-	by time.Duration
-}
-
-func (n slowly) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
-	l, err := n.simNode.Acquire(ctx, r)
-	if err != nil {
-		return nil, err
-	}
-	return slowLease{l, n.by}, nil
-}
-
-type slowLease struct {
-	driver.Lease
-	by time.Duration
-}
-
-func (l slowLease) Release(ctx context.Context) error {
-	time.Sleep(l.by)
-	return l.Lease.Release(ctx)
-}
-
-// A writer who shares the nodes with a reader asks again once its own votes are released, however long that takes: a node
-// whose release is under way could not be asked, and with a node that hangs the others would be no majority. It waits no longer
-// than its caller.
-func TestAWriterBesideAReaderAndANodeThatHangsWaitsForItsReleases(t *testing.T) {
-	for i := range 12 {
-		key, by := fmt.Sprint("k", i), time.Duration(i%4)*10*time.Millisecond
-		synctest.Test(t, func(t *testing.T) {
-			nets := make([]network, 3)
-			for i := range nets {
-				nets[i].delay = 200 * time.Microsecond
+		for _, ago := range []time.Duration{time.Millisecond, time.Minute, 0} {
+			k, before := servers[0].key(), uint64(0)
+			if ago > 0 {
+				before = uint64(time.Now().Add(-ago).UnixMicro())
 			}
-			servers, nodes := simNodes(nets...)
-			first := nodes[0]
-			for i, n := range nodes {
-				nodes[i] = slowly{n.(*simNode), by}
+			k.counter, k.ends = before, time.Now().Add(time.Hour)
+			if _, err := b.Acquire(t.Context(), request1("k", "one", time.Minute)); !errors.Is(err, driver.ErrHeld) {
+				t.Fatal(err)
 			}
-			b := opened(t, nodes, &Options{Guard: -1})
-			hang(t, b, servers[2])
-			read := request1(key, "reader", time.Minute)
-			read.Mode, read.Quorum = driver.Shared, b.quorum(b.nodes[0], b.clock.Now(), 0)
-			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-			defer cancel()
-			reader, err := first.Acquire(ctx, read)
-			drivertest.Must(t, err)
-			time.AfterFunc(time.Millisecond, func() { _ = reader.Release(ctx) })
-			until, end := context.WithCancel(t.Context())
-			time.AfterFunc(25*time.Millisecond, end)
-			start := time.Now()
-			_, err = b.Acquire(until, request1(key, "writer", time.Minute))
-			if took := time.Since(start); took > 25*time.Millisecond || (err != nil) != (by == 30*time.Millisecond) {
-				t.Errorf("%s, releases take %v, after %v: %v", key, by, took, err)
-			}
-			time.Sleep(10 * time.Second)
-		})
-	}
-}
-
-// If no majority is left without the nodes that are skipped, their answers are waited for.
-func TestNodesThatAllHungAreAskedAtOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		servers, nodes := simNodes(make([]network, 3)...)
-		b := opened(t, nodes, &Options{Guard: -1})
-		for _, s := range servers {
-			s.pause(20 * time.Second)
-		}
-		for i := range 6 {
-			if _, err := b.Acquire(t.Context(), request1(fmt.Sprint("k", i), "one", 30*time.Second)); err == nil {
-				t.Fatal("granted")
+			time.Sleep(time.Second)
+			if k := servers[0].key(); k.owner != "" || k.counter != before {
+				t.Errorf("the counter was %d, and a failed bid leaves %d, and the lock to %q", before, k.counter, k.owner)
 			}
 		}
-		if b.tripped().len() != 3 {
-			t.Fatalf("skipped are %b", b.tripped())
-		}
-		time.Sleep(30 * time.Second)
-		_, err := b.Acquire(t.Context(), request1("k", "one", 30*time.Second))
-		drivertest.Must(t, err)
 	})
 }
 
