@@ -45,7 +45,7 @@ func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 // accepted returns why the server is refused. A missing sequence of tokens is made at the first use.
 func (b *Backend) accepted(ctx context.Context, pc *pgconn.PgConn) error {
 	_, _, f, err := b.examine(ctx, pc)
-	if err != nil || !f.exists && f.others == "" {
+	if err != nil || f.missing() {
 		return err
 	}
 	return b.checkFence(f)

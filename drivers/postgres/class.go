@@ -1,6 +1,7 @@
 package postgres
 
 import (
+	"slices"
 	"strconv"
 	"time"
 )
@@ -23,12 +24,8 @@ var classes = [...]time.Duration{
 
 // classOf rounds a TTL up.
 func classOf(ttl time.Duration) time.Duration {
-	for _, c := range classes {
-		if ttl <= c {
-			return c
-		}
-	}
-	return maxTTL
+	i, _ := slices.BinarySearch(classes[:], ttl)
+	return classes[min(i, len(classes)-1)]
 }
 
 // grace is how much longer than its class the server keeps a silent session: a tenth, at least

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/base"
 )
 
 // The backend has one list of connections. A request goes to one that serves its class, else to an
@@ -82,9 +83,7 @@ func (b *Backend) conn(ctx context.Context, class time.Duration) (*conn, error) 
 		if c, err := b.connNow(class); c != nil || err != nil {
 			return c, err
 		}
-		select {
-		case <-time.After(10 * time.Millisecond):
-		case <-ctx.Done():
+		if !base.Pause(ctx, 10*time.Millisecond) {
 			return nil, context.Cause(ctx)
 		}
 	}

@@ -242,8 +242,7 @@ func (b *Backend) learnLabel(owner string) {
 }
 
 // applicationName is the name that the server shows for a session, made of that of the connection and
-// the owners' label: 63 bytes of printable ASCII.
-// The server would replace other characters, and refuse a character that is cut in half.
+// the owners' label, in printable ASCII: the server would refuse what is no UTF-8. It shows 63 bytes.
 func (b *Backend) applicationName(name string) string {
 	if name == "" {
 		name = "dlock"
@@ -251,11 +250,10 @@ func (b *Backend) applicationName(name string) string {
 	if label := b.label.Load(); label != nil {
 		name += " " + *label
 	}
-	name = strings.Map(func(r rune) rune {
+	return strings.Map(func(r rune) rune {
 		if r < ' ' || r > '~' {
 			return '?'
 		}
 		return r
 	}, name)
-	return name[:min(len(name), 63)]
 }

@@ -105,30 +105,11 @@ func readFence(row [][]byte) fenceState {
 	}
 }
 
-// askFence asks for the state of the sequence alone.
-func (b *Backend) askFence(ctx context.Context, pc *pgconn.PgConn) (f fenceState, err error) {
-	row, err := query(ctx, pc, "SELECT "+b.fenceColumns()+" FROM (SELECT) AS one"+b.fenceTables())
-	if err == nil {
-		f = readFence(row)
-	}
-	return f, err
-}
+// missing reports whether no schema has a sequence.
+func (f *fenceState) missing() bool { return !f.exists && f.others == "" }
 
-// ensureFence checks that the sequence gives rising tokens, makes the sequence if there is
-// none, and raises it if it is too low.
-func (b *Backend) ensureFence(ctx context.Context, pc *pgconn.PgConn, f fenceState) error {
-	if !f.exists && f.others == "" {
-		err := b.createFence(ctx, pc, f)
-		if err == nil {
-			f, err = b.askFence(ctx, pc)
-		}
-		if err != nil {
-			return err
-		}
-	}
-	if err := b.checkFence(f); err != nil || !f.behind {
-		return err
-	}
+// raiseFence raises a sequence that is too low.
+func (b *Backend) raiseFence(ctx context.Context, pc *pgconn.PgConn) error {
 	// The advisory lock, of two numbers, prevents two sessions from raising at once.
 	least, target := b.fenceBounds()
 	seq := literal(b.sequence()) + "::regclass"

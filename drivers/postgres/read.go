@@ -1,6 +1,7 @@
 package postgres
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -139,13 +140,10 @@ func (c *conn) message(call *base.Call, o *op) bool {
 // serverError handles an error from the server: it ends the connection, or is the answer to a
 // statement. The mutex is held.
 func (c *conn) serverError(e *pgconn.PgError) {
-	for _, severity := range []string{e.Severity, e.SeverityUnlocalized} {
-		if severity == "FATAL" || severity == "PANIC" {
-			c.fail(e)
-			return
-		}
-	}
-	if len(c.round) > 0 {
+	switch severity := cmp.Or(e.SeverityUnlocalized, e.Severity); {
+	case severity == "FATAL", severity == "PANIC":
+		c.fail(e)
+	case len(c.round) > 0:
 		c.round[0].err = e
 	}
 }

@@ -28,10 +28,18 @@ const oldest = 14
 func (b *Backend) setUp(ctx context.Context, c *pgx.Conn) (*wireConn, server, error) {
 	pc := c.PgConn()
 	srv, pid, f, err := b.examine(ctx, pc)
-	if err != nil {
-		return nil, srv, err
+	if err == nil && f.missing() {
+		if err = b.createFence(ctx, pc, f); err == nil {
+			srv, pid, f, err = b.examine(ctx, pc)
+		}
 	}
-	if err := b.ensureFence(ctx, pc, f); err != nil {
+	if err == nil {
+		err = b.checkFence(f)
+	}
+	if err == nil && f.behind {
+		err = b.raiseFence(ctx, pc)
+	}
+	if err != nil {
 		return nil, srv, err
 	}
 	if err := exec(ctx, pc, b.settings(srv, pc.ParameterStatus("application_name"))+b.sql.prepare()); err != nil {

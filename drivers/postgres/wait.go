@@ -103,12 +103,10 @@ func (b *Backend) wait(call *base.Call, w *want, seen *driver.HeldError) (l *lea
 
 // poll makes an attempt at the next multiple of pollEvery.
 func (b *Backend) poll(call *base.Call, w *want) (*lease, error) {
-	select {
-	case <-time.After(pollEvery - time.Duration(time.Now().UnixNano())%pollEvery):
-		return b.try(call.Caller(), w)
-	case <-call.Done():
+	if !base.Pause(call, pollEvery-time.Duration(time.Now().UnixNano())%pollEvery) {
 		return nil, call.Over()
 	}
+	return b.try(call.Caller(), w)
 }
 
 // waitOn waits on a reserved connection, until the lock is granted or the call ends. If other callers
