@@ -190,6 +190,7 @@ func TestALateRequestMakesNoLock(t *testing.T) {
 		r := drivertest.NewRequest("k", time.Minute)
 		drivertest.Grant(t, b, drivertest.NewRequest(r.Owner, time.Minute)) // goes on, and so does the etcd lease
 		r.Mode, r.Wait = []driver.Mode{driver.Exclusive, driver.Shared}[i%2], i%4 >= 2
+		r.Tokens = uint32(i) / 6 * 10 // they raise the base
 		armed.Store(true)
 		l, err := b.Acquire(ctx, r)
 		switch {
@@ -213,18 +214,23 @@ func TestALateRequestMakesNoLock(t *testing.T) {
 }
 
 // TestAnAttemptIsUndone by one request, although another client has raised the base meanwhile; the servers
-// may refuse that for a while.
+// may refuse that for a while. It was given up, or it was refused when it was sent again.
 func TestAnAttemptIsUndone(t *testing.T) {
 	t.Parallel()
-	for _, refusals := range []int64{0, 2} {
+	for _, refusals := range []int64{0, 1, 2} {
 		var made, undone atomic.Int64
 		ctx, giveUp := context.WithCancel(t.Context())
 		other := open(t, patientURL(single(t), "/"+t.Name()))
 		b := with(t, single(t), func(ctx context.Context, method string, req, reply any, c *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-			if moves(req) != 0 && made.Add(1) == 1 {
+			if moves(req) != 0 {
+				if made.Add(1) > 1 {
+					return rpctypes.ErrGRPCRequestTooManyRequests
+				}
 				must(t, invoke(ctx, method, req, reply, c, opts...))
 				raiseBase(t, other)
-				giveUp()
+				if refusals != 1 {
+					giveUp()
+				}
 				return status.Error(codes.Unavailable, "no answer")
 			}
 			if deletes(req) && undone.Add(1) <= refusals {
@@ -233,8 +239,9 @@ func TestAnAttemptIsUndone(t *testing.T) {
 			return invoke(ctx, method, req, reply, c, opts...)
 		})
 		if _, err := b.Acquire(ctx, drivertest.NewRequest("k", time.Minute)); drivertest.Verdict(err) == "granted" {
-			t.Fatal("the attempt that was given up was granted")
+			t.Fatal("the attempt was granted")
 		}
+		giveUp()
 		r := drivertest.NewRequest("k", time.Minute)
 		r.Wait = true
 		drivertest.Release(t, drivertest.Grant(t, other, r))
@@ -242,6 +249,43 @@ func TestAnAttemptIsUndone(t *testing.T) {
 		if n := undone.Load() - refusals; n != 1 {
 			t.Errorf("after %d refusals an attempt is undone by %d requests", refusals, n)
 		}
+	}
+}
+
+// TestALateUndoingFreesNoOtherLock: it is sent again because there was no answer, and again because the base
+// was lower than it expected, and its first request comes when the key has another holder.
+func TestALateUndoingFreesNoOtherLock(t *testing.T) {
+	t.Parallel()
+	var late func() error
+	var tries atomic.Int64
+	ctx, giveUp := context.WithCancel(t.Context())
+	undone := make(chan struct{})
+	b := with(t, single(t), func(ctx context.Context, method string, req, reply any, c *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+		send := func() error { return invoke(context.WithoutCancel(ctx), method, req, reply, c, opts...) }
+		switch {
+		case deletes(req) && tries.Add(1) == 1:
+			late = send
+			return status.Error(codes.Unavailable, "the request is under way")
+		case deletes(req) && tries.Load() == 3:
+			defer close(undone)
+		case moves(req) != 0 && ctx.Value(t) != nil: // it raises the base, and arrives nowhere
+			giveUp()
+			return status.Error(codes.Unavailable, "no answer")
+		}
+		return send()
+	})
+	drivertest.Release(t, drivertest.Grant(t, b, drivertest.NewRequest("k", time.Minute)))
+	r := drivertest.NewRequest("k", time.Minute)
+	r.Tokens = 10
+	if _, err := b.Acquire(context.WithValue(ctx, t, t), r); drivertest.Verdict(err) == "granted" { //nolint:staticcheck // a test's own key
+		t.Fatal("the attempt was granted")
+	}
+	<-undone
+	for range 10 { // the name is free a moment later
+		l := drivertest.Grant(t, b, drivertest.NewRequest("k", time.Minute))
+		must(t, late())
+		drivertest.Renew(t, l, time.Minute)
+		drivertest.Release(t, l)
 	}
 }
 
@@ -376,6 +420,14 @@ func TestARenewalIsAWrite(t *testing.T) {
 	l := drivertest.Grant(t, a, drivertest.NewRequest("k", time.Minute))
 	if writesOf(t, g, func() { drivertest.Renew(t, l, time.Minute) }) == 0 {
 		t.Error("a renewal writes nothing")
+	}
+	// A waiter that checks its place sees the entry that was made just before its own.
+	ctx, cancel := context.WithTimeout(t.Context(), 1500*time.Millisecond)
+	defer cancel()
+	next := drivertest.NewRequest("k", 2*time.Second)
+	next.Wait = true
+	if second, err := b.Acquire(ctx, next); err == nil {
+		t.Fatalf("two holders: %+v and %+v", l.Grant(), second.Grant())
 	}
 	for waiters := 1; waiters <= 2; waiters++ { // behind the holder, and behind another waiter
 		// On a busy machine a waiter confirms its place now and then, which is a write.

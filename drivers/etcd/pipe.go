@@ -195,7 +195,7 @@ type transaction struct {
 	flat            bool       // the one part is not nested
 	first           int        // the index of the parts' first request in then
 	old, next       *tokenBase // that it expects, and that it stores; nil: it needs none
-	least           uint64     // the greatest one of the parts
+	least           uint64     // that of the one part
 }
 
 // transaction makes the request for a batch. An entry is added only if the base of the tokens is as
@@ -204,11 +204,11 @@ type transaction struct {
 // permission for what is nested (GHSA-rfx7-8w68-q57q, until March 2026).
 func (b *Backend) transaction(ctx context.Context, batch []*part) (t transaction, err error) {
 	if slices.ContainsFunc(batch, func(p *part) bool { return p.add != nil || p.least > 0 }) {
-		more, adds := uint64(0), false
+		more, least, adds := uint64(0), uint64(0), false
 		for _, p := range batch {
-			more, t.least, adds = max(more, p.more), max(t.least, p.least), adds || p.add != nil
+			more, least, adds = max(more, p.more), max(least, p.least), adds || p.add != nil
 		}
-		if t.old, t.next, err = b.nextBase(ctx, adds, more, t.least); err != nil {
+		if t.old, t.next, err = b.nextBase(ctx, adds, more, least); err != nil {
 			return t, err
 		}
 		t.conditions = []clientv3.Cmp{b.unchanged(t.old)}
@@ -226,7 +226,7 @@ func (b *Backend) transaction(ctx context.Context, batch []*part) (t transaction
 		writes := slices.ContainsFunc(then, func(op clientv3.Op) bool { return op.IsPut() || op.IsDelete() })
 		switch {
 		case len(batch) == 1 && writes:
-			t.flat = true
+			t.flat, t.least = true, p.least
 			t.conditions = append(t.conditions, p.conditions...)
 			t.then = append(t.then, then...)
 			t.otherwise = append(p.otherwise[:len(p.otherwise):len(p.otherwise)], t.otherwise...)
@@ -273,8 +273,8 @@ func fits(then, otherwise []clientv3.Op, done *etcdserverpb.TxnResponse) bool {
 	return true
 }
 
-// answers returns those to the parts, or nil if the base that is stored is another one than expected, which
-// matters to a part unless its answers show an entry, or it only needs a base that is at least this one.
+// answers returns those to the parts, or nil if the base that is stored is another one than expected. That
+// matters to a lone part neither if its answers show an entry, nor if it only needs a base as great as this.
 func (t *transaction) answers(done *clientv3.TxnResponse, stored *tokenBase) (answers []*etcdserverpb.TxnResponse) {
 	all := done.Responses
 	switch {
@@ -288,7 +288,7 @@ func (t *transaction) answers(done *clientv3.TxnResponse, stored *tokenBase) (an
 	case t.old != nil:
 		all = all[:len(all)-1]
 		shows := slices.ContainsFunc(all, func(r *etcdserverpb.ResponseOp) bool { return len(r.GetResponseRange().GetKvs()) > 0 })
-		if !t.flat || !shows && (t.least == 0 || stored.value < t.least) {
+		if !shows && (t.least == 0 || stored.value < t.least) {
 			return nil
 		}
 	}
