@@ -144,12 +144,58 @@ func TestTheShellAllocatesLittle(t *testing.T) {
 }
 
 func TestBoundFollowsTheTTL(t *testing.T) {
-	c := &base.Calls{}
-	for ttl, want := range map[time.Duration]time.Duration{0: time.Second, time.Minute: time.Second, time.Second: time.Second / 2, time.Millisecond: 50 * time.Millisecond} {
+	c := &base.Calls{Timeout: 1}
+	if got := c.Bound(0); got != 1 {
+		t.Errorf("Bound(0) = %v of a timeout of 1ns", got)
+	}
+	c = &base.Calls{}
+	for ttl, want := range map[time.Duration]time.Duration{0: time.Second, 1: 50 * time.Millisecond, time.Minute: time.Second, time.Second: time.Second / 2, time.Millisecond: 50 * time.Millisecond} {
 		if got := c.Bound(ttl); got != want {
 			t.Errorf("Bound(%v) = %v, want %v", ttl, got, want)
 		}
 	}
+}
+
+func TestSetupChecksTheTimeout(t *testing.T) {
+	for given, want := range map[time.Duration]time.Duration{0: time.Second, 10 * time.Millisecond: 10 * time.Millisecond, 10*time.Millisecond - 1: 0, -1: 0} {
+		var c base.Calls
+		timeout := given
+		if err := c.Setup("kv", "app:", &timeout); err == nil && (c.Timeout != want || timeout != want) || errors.Is(err, driver.ErrInvalid) != (want == 0) {
+			t.Errorf("%v: %v, %v; %v", given, c.Timeout, timeout, err)
+		}
+	}
+}
+
+// An attempt lasts as its TTL says, one that waits as its context says, and a bad one is none.
+func TestForHowLongAnAttemptLasts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var c base.Calls
+		defer c.Close()
+		info := driver.Info{Name: "kv", Features: driver.FeatureQueueing, MinTTL: driver.MinTTL, MaxTTL: time.Hour}
+		for _, wait := range []bool{false, true} {
+			call, err := c.BeginAcquire(t.Context(), info, "app:", &driver.Request{Key: "k", Owner: "o/1", TTL: time.Second, Wait: wait})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if by, _ := call.Deadline(); time.Until(by) == time.Second/2 == wait || wait && time.Until(by) < time.Hour {
+				t.Errorf("waits %t: %v", wait, time.Until(by))
+			}
+			done := call.Done()
+			call.End()
+			<-done
+		}
+		if _, err := c.BeginAcquire(t.Context(), info, "app:", &driver.Request{Owner: "o/1", TTL: time.Second}); !errors.Is(err, driver.ErrInvalid) {
+			t.Errorf("without a key: %v", err)
+		}
+		if unused := new(base.Calls); !unused.Close() {
+			t.Error("Close of what was never used")
+		}
+		other, ended := new(base.Calls), false
+		other.Go(func(ctx context.Context) { <-ctx.Done(); time.Sleep(time.Second); ended = true })
+		if other.Close(); !ended {
+			t.Error("Close has not waited for a goroutine")
+		}
+	})
 }
 
 // What is in doubt is tried until it is certain or ended, one at a time, and Close waits for it.
@@ -274,8 +320,7 @@ func TestALeaseRepeatsAnUnknownRelease(t *testing.T) {
 	})
 }
 
-// A lease that is neither renewed nor released in time frees its lock itself, if it must, and goes on
-// with that for as long as an outage lasts.
+// A lease that is neither renewed nor released in time frees its lock itself, if it must.
 func TestALeaseFreesItsLockAtItsEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &store{t: t}
@@ -289,16 +334,13 @@ func TestALeaseFreesItsLockAtItsEnd(t *testing.T) {
 		if s.releases.Load() != 0 {
 			t.Error("freed before its end")
 		}
-		s.down.Store(true)
-		time.Sleep(time.Hour)
+		time.Sleep(1)
+		synctest.Wait() // freed
 		if _, err := l.Renew(t.Context(), &driver.Renewal{TTL: time.Second}); !errors.Is(err, driver.ErrLost) {
 			t.Errorf("Renew after the end: %v", err)
 		}
-		s.down.Store(false)
-		time.Sleep(2 * time.Second) // freed
-		before := s.releases.Load()
-		if err := l.Release(t.Context()); err != nil || before < 1000 || s.releases.Load() != before {
-			t.Errorf("Release after the end: %v, tried %d times and then %d", err, before, s.releases.Load())
+		if err := l.Release(t.Context()); err != nil || s.releases.Load() != 1 {
+			t.Errorf("Release after the end: %v, freed %d times", err, s.releases.Load())
 		}
 
 		l = s.lease(nil).FreeAtEnd()
