@@ -89,13 +89,13 @@ func (l *lease) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, err
 			keep = max(keep, r.TTL+l.grace)
 		}
 		l.until = time.Time{} // no TTL: it lasts as long as its session
-		if keep > 0 {
+		if keep != 0 {
 			l.until = now.Add(keep)
 		}
 		l.entry.counter = max(l.entry.counter, r.MinFence)
 		l.entry.arm(now)
 		l.confirm(start, now, r.TTL)
-		if r.TTL == 0 && r.Keep > 0 {
+		if r.TTL == 0 && r.Keep != 0 {
 			l.expires = now // the lease is over, and the lock is kept
 		}
 		g = l.grant()

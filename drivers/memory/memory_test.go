@@ -92,6 +92,8 @@ func TestARetriedRequestHasTheLeaseThatItHas(t *testing.T) {
 		b := New()
 		r := request("k")
 		l := acquire(t, b, r)
+		alone := request("other")
+		acquire(t, b, alone)
 		time.Sleep(ttl / 2)
 		renewed := make(chan error)
 		go func() { // at the same time
@@ -103,12 +105,51 @@ func TestARetriedRequestHasTheLeaseThatItHas(t *testing.T) {
 		if again != l || !l.Grant().Expires.Equal(driver.Expires(time.Now(), ttl)) {
 			t.Errorf("another lease, or one until %v", again.Grant().Expires)
 		}
+		other := acquire(t, b, alone)
 		time.Sleep(ttl - 1)
 		wantHeld(t, b, request("k"))
+		wantHeld(t, b, request("other"))
 		wantHeld(t, b, &driver.Request{Key: "k", Owner: r.Owner, TTL: ttl, Mode: driver.Shared}) // is another request
 		time.Sleep(1)
+		_, err := other.Renew(t.Context(), &driver.Renewal{TTL: ttl})
+		wantErr(t, "renewal after the end", err, driver.ErrLost)
+		b.Fail(errCut) // the peer's lease goes on
 		wantErr(t, "release after the end", l.Release(t.Context()), driver.ErrLost)
 	})
+}
+
+// both is of a backend whose locks may have a TTL or not.
+var both = driver.Info{Name: "both", Features: own.Features | driver.FeatureSession, MaxTTL: MaxTTL}
+
+func TestARenewalSetsTheEndsOfLockAndLease(t *testing.T) {
+	const s = time.Second
+	for _, c := range []struct{ ttl, keep, lock time.Duration }{{5 * s, 0, 5 * s}, {5 * s, 20 * s, 20 * s}, {0, 3 * s, 3 * s}, {0, 0, 0}} {
+		synctest.Test(t, func(t *testing.T) {
+			b := New(&Options{Info: both})
+			ch, err := b.Watch(t.Context(), "k")
+			must(t, err)
+			l := acquire(t, b, request("k"))
+			g, err := l.Renew(t.Context(), &driver.Renewal{TTL: c.ttl, Keep: c.keep})
+			must(t, err)
+			end := time.Time{}
+			switch {
+			case c.ttl > 0:
+				end = driver.Expires(time.Now(), c.ttl)
+			case c.keep > 0: // the lease is over
+				end = time.Now()
+			}
+			if !g.Expires.Equal(end) {
+				t.Errorf("%+v: the lease ends %v from now", c, time.Until(g.Expires))
+			}
+			time.Sleep(max(c.lock, 1) - 1)
+			synctest.Wait()
+			early := len(ch)
+			time.Sleep(1)
+			if synctest.Wait(); early != 0 || len(ch) != int(min(c.lock, 1)) {
+				t.Errorf("%+v: %d signals before the end, and %d after it", c, early, len(ch))
+			}
+		})
+	}
 }
 
 func reader(change ...func(*driver.Request)) *driver.Request {
@@ -117,7 +158,7 @@ func reader(change ...func(*driver.Request)) *driver.Request {
 
 // Of several readers the one that ends last counts.
 func TestAWriterHearsWhenTheLastReaderEnds(t *testing.T) {
-	b := New(&Options{Info: driver.Info{Name: "both", Features: own.Features | driver.FeatureSession, MaxTTL: MaxTTL}})
+	b := New(&Options{Info: both})
 	for _, c := range []struct{ ttl, want time.Duration }{{10, 10}, {30, 30}, {20, 30}, {0, 0}, {40, 0}} {
 		acquire(t, b, reader(func(r *driver.Request) { r.TTL = c.ttl * time.Minute }))
 		if h := wantHeld(t, b, request("k", func(r *driver.Request) { r.Owner = "w" })); h.RetryAfter.Round(time.Minute) != c.want*time.Minute {
