@@ -194,10 +194,11 @@ func TestReadersJoinAboveTheLastWriter(t *testing.T) {
 
 func TestAWatchOfAFreeKeyHearsOfTheEndOfALaterLock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := New()
+		b := New(&Options{Info: both})
 		ch, err := b.Watch(t.Context(), "k")
 		must(t, err)
-		acquire(t, b, request("k"))
+		acquire(t, b, reader())
+		acquire(t, b, reader(func(r *driver.Request) { r.TTL = 0 })) // and it lasts as long as its session
 		time.Sleep(ttl)
 		if synctest.Wait(); len(ch) != 1 {
 			t.Error("no signal")
