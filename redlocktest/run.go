@@ -1,7 +1,6 @@
 package redlocktest
 
 import (
-	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -370,13 +369,12 @@ func (r *run) long() time.Duration {
 	if r.info.MaxTTL == 0 {
 		return 0
 	}
-	return min(r.info.MaxTTL, max(2*r.h.Timeout, r.info.MinTTL))
+	return min(r.info.MaxTTL, max(2*r.h.Timeout, 2*r.limit, r.info.MinTTL))
 }
 
 // short returns a TTL whose end a case waits for.
 func (r *run) short() time.Duration {
-	ttl := max(cmp.Or(r.h.TTL, defaultTTL), r.info.MinTTL)
-	return min(r.info.MaxTTL, ttl*time.Duration(r.scale))
+	return min(r.info.MaxTTL, r.suite.ttl()*time.Duration(r.scale))
 }
 
 // verdict is the meaning of an error.

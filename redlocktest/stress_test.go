@@ -161,7 +161,10 @@ func TestAStressThatShowsNothingFails(t *testing.T) {
 // TestABusyMachineMakesFewerRounds: cases that repeat end with what was done in their time.
 func TestABusyMachineMakesFewerRounds(t *testing.T) {
 	t.Parallel()
-	for only, slow := range map[string]time.Duration{"history": 300 * time.Millisecond, "wait/everyone": 1500 * time.Millisecond} {
+	for only, slow := range map[string]time.Duration{
+		"history": 300 * time.Millisecond, "wait/everyone": 1500 * time.Millisecond,
+		"expiry/renew-longer": 11 * time.Second, // its TTL doubles until it is longer, and the case has time for that
+	} {
 		synctest.Test(t, func(t *testing.T) {
 			h := brokenHarness(afterAcquire(func(_ context.Context, _ *broken, _ *driver.Request, l driver.Lease, err error) (driver.Lease, error) {
 				<-time.After(slow)

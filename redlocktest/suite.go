@@ -1,6 +1,7 @@
 package redlocktest
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -362,6 +363,9 @@ func (s *suite) patience() time.Duration {
 	return d
 }
 
+// ttl returns the shortest TTL of cases that wait for the end of a lock.
+func (s *suite) ttl() time.Duration { return max(cmp.Or(s.h.TTL, defaultTTL), s.info.MinTTL) }
+
 // noteResult remembers failures that make later cases pointless.
 func (s *suite) noteResult(g group, name string, r *run) {
 	s.mu.Lock()
@@ -398,6 +402,12 @@ func (s *suite) attempt(name string, c testCase, scale int) *run {
 	// The contexts of the case's own calls end before the watchdog acts, so that a call that
 	// hangs differs from one that is only not granted.
 	limit := s.patience()
+	if scale > 1 { // longer TTLs need more time
+		limit += time.Duration(8*scale) * s.ttl()
+	}
+	if !s.h.end.IsZero() {
+		limit = min(limit, time.Until(s.h.end))
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), limit*3/4)
 	defer cancel()
 	r := &run{suite: s, h: &s.h, name: name, ctx: ctx, stop: cancel, scale: scale, limit: limit}
