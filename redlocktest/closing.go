@@ -115,7 +115,7 @@ func closeWaiting(r *run) {
 // all of them return, and that those that failed leave no lock.
 func closeBusy(r *run) {
 	a := r.client()
-	for range r.h.times(9) {
+	for range r.rounds(r.h.times(9)) {
 		r.closeDuring(a, r.open())
 	}
 }

@@ -16,7 +16,7 @@ var fenceCases = []testCase{
 func fenceRises(r *run) {
 	clients := r.clients(3)
 	key, rises := r.key(), r.rising()
-	for i := range r.h.times(30) {
+	for i := range r.rounds(r.h.times(30)) {
 		l := r.grant(clients[i%len(clients)], driver.Request{Key: key})
 		rises(l)
 		fence := l.Grant().Fence
@@ -47,7 +47,7 @@ func fenceRanges(r *run) {
 	clients := r.clients(3)
 	key, next := r.key(), r.ranges()
 	floor, past := r.proposals()
-	for i := range r.h.times(30) {
+	for i := range r.rounds(r.h.times(30)) {
 		n := []uint32{driver.MaxTokens, 1, 2, 0, 1000, 3, 1, 64}[i%8]
 		l := r.grant(clients[i%len(clients)], driver.Request{Key: key, Tokens: n, FenceFloor: floor})
 		floor = past

@@ -202,7 +202,7 @@ func (r *run) breaks(admin driver.Admin, key string, h driver.Holder, done bool,
 func breakBeside(r *run) {
 	clients := r.clients(4)
 	admin := clients[0].(driver.Admin)
-	for i := range r.h.times(30) {
+	for i := range r.rounds(r.h.times(30)) {
 		key := r.key()
 		l := r.grant(clients[0], driver.Request{Key: key})
 		holder := r.holderOf(clients[1], key, l.Grant().Fence)

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"iter"
 	"path/filepath"
 	"runtime"
 	"runtime/debug"
@@ -207,6 +208,18 @@ func (r *run) await(done <-chan struct{}, broken rule, what string) {
 	case <-done:
 	case <-r.ctx.Done():
 		r.fatal(broken, "%s", what)
+	}
+}
+
+// rounds counts from zero to n, and no further when half of the case's time is over: a busy machine
+// makes fewer rounds.
+func (r *run) rounds(n int) iter.Seq[int] {
+	return func(yield func(int) bool) {
+		for i := range n {
+			if i > 0 && r.left() < r.limit*3/8 || !yield(i) {
+				return
+			}
+		}
 	}
 }
 

@@ -165,7 +165,7 @@ func sharedStale(r *run) {
 // releases it.
 func sharedWaiters(r *run) {
 	clients := r.clients(3)
-	for range r.h.times(6) {
+	for range r.rounds(r.h.times(6)) {
 		key := r.key()
 		l := r.grant(clients[0], driver.Request{Key: key})
 		const n = 6
@@ -191,7 +191,7 @@ func sharedWaiters(r *run) {
 // writerWaits checks that a waiting exclusive owner gets the lock when the last reader releases it.
 func writerWaits(r *run) {
 	clients := r.clients(3)
-	for i := range r.h.times(6) {
+	for i := range r.rounds(r.h.times(6)) {
 		key := r.key()
 		shares := []*lease{r.share(clients[0], key), r.share(clients[1], key), r.share(clients[0], key)}
 		woken := r.async(func() { r.release(r.asDlock(clients[i%len(clients)], driver.Request{Key: key})) })

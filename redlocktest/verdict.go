@@ -100,8 +100,7 @@ func (r *run) notFreed(b driver.Backend, key string, l *lease) {
 
 // serial calls f in n goroutines, rounds times in each, and checks that f never runs twice at a
 // time. Each call is under a lock that the function get waits for. It keeps the lock for a
-// while, so that two owners at once would meet. A busy machine makes fewer rounds in half of the
-// case's time.
+// while, so that two owners at once would meet.
 func (r *run) serial(n, rounds int, get func(i int) *lease, f func(*lease)) {
 	var mu sync.Mutex // counts owners inside, invisibly to the race detector
 	var inside *lease
@@ -129,8 +128,8 @@ func (r *run) serial(n, rounds int, get func(i int) *lease, f func(*lease)) {
 				_ = l.Release(r.ctx)
 			}
 		}()
-		for round := range rounds {
-			if r.over() || round > 0 && r.left() < r.limit*3/8 {
+		for range r.rounds(rounds) {
+			if r.over() {
 				return
 			}
 			l = get(i)
@@ -158,7 +157,7 @@ func concurrentLease(r *run) {
 	r.together(6, func(i int) {
 		if i == 0 {
 			defer close(renewed)
-			for range r.h.times(60) {
+			for range r.rounds(r.h.times(60)) {
 				g := r.renew(l, driver.Renewal{})
 				if now := l.Grant(); now.Expires.Before(g.Expires) {
 					r.record(renewing, "Renew gave Expires %v, and Grant after it %v", g.Expires, now.Expires)
@@ -187,7 +186,7 @@ func concurrentLease(r *run) {
 func renewBesideRelease(r *run) {
 	a, b := r.pair()
 	took := r.howLong(a)
-	for range r.h.times(30) {
+	for range r.rounds(r.h.times(30)) {
 		key := r.key()
 		l := r.grant(a, driver.Request{Key: key})
 		r.together(3, func(i int) {

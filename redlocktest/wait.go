@@ -98,7 +98,7 @@ func (r *run) cancelledWait(b driver.Backend, key string, l *lease) {
 // waitWakes releases at about the time when the wait begins, when a wake-up is lost most
 // easily.
 func waitWakes(r *run) {
-	for range r.h.times(30) {
+	for range r.rounds(r.h.times(30)) {
 		_, b, key, l := r.holding(driver.Request{})
 		woken := r.async(func() { r.waitFor(b, key, l) })
 		r.pause(rand.N(2 * time.Millisecond))
@@ -129,7 +129,7 @@ func (r *run) waitFor(b driver.Backend, key string, holder *lease) {
 // cancelledWaiter checks that a waiter that gave up gets no lock later, and does not block the
 // waiter behind it.
 func cancelledWaiter(r *run) {
-	for range r.h.times(10) {
+	for range r.rounds(r.h.times(10)) {
 		a, b, key, l := r.holding(driver.Request{})
 		ctx, cancel := context.WithCancel(r.ctx)
 		quit := r.async(func() { r.giveUp(ctx, b, key) })

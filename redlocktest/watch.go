@@ -43,7 +43,7 @@ func (r *run) value(ch <-chan struct{}, why string) {
 // rounds just when Watch returns: a driver that subscribes later misses the release.
 func watchWakes(r *run) {
 	a, b := r.pair()
-	for i := range r.h.times(30) {
+	for i := range r.rounds(r.h.times(30)) {
 		key := r.key()
 		l := r.grant(a, driver.Request{Key: key})
 		ctx, cancel := context.WithCancel(r.ctx)
