@@ -199,12 +199,12 @@ func TestAStatementToAllNodes(t *testing.T) {
 // A change of the terms keeps the protections of what any node remembers, unless all remember the new permissions.
 func TestAChangeKeepsTheProtectionsThatNodesRemember(t *testing.T) {
 	terms := func(guard, allowance time.Duration) *quorum.Terms {
-		t := derive(3, guard, allowance, 1)
-		return &t
+		d := derive(3, guard, allowance, 1)
+		return &d
 	}
 	own := *terms(20*time.Second, 50*time.Millisecond)
 	longer, wider := terms(30*time.Second, 50*time.Millisecond), terms(20*time.Second, 80*time.Millisecond)
-	shy, odd, kept := terms(30*time.Second, 40*time.Millisecond), own, own
+	shy, odd := terms(30*time.Second, 40*time.Millisecond), own
 	odd.Quarantine, odd.Drift = own.Quarantine*3, 7
 	_, nodes := remember(t, "kept kept kept")
 	b := opened(t, nodes, &Options{Guard: own.Guard, ClockAllowance: own.Allowance, DriftPercent: own.Drift})
@@ -223,7 +223,7 @@ func TestAChangeKeepsTheProtectionsThatNodesRemember(t *testing.T) {
 		for _, r := range c.remembered {
 			seen = append(seen, &quorum.MemoryReport{Terms: r})
 		}
-		kept = own
+		kept := own
 		c.want(&kept)
 		if got := b.changed(seen); *got != kept {
 			t.Errorf("%s: %+v, want %+v", name, *got, kept)

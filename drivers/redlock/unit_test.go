@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -379,6 +380,38 @@ func TestAllAttemptsOfARequestAreOneOwner(t *testing.T) {
 			t.Errorf("%s is of %s, want %s", holder, got, want)
 		}
 	}
+}
+
+// Processes of all versions must ask the same node first.
+func TestTheFirstNodeIsAHashOfTheKey(t *testing.T) {
+	for i := range 100 {
+		key := fmt.Sprint("key/", i)
+		h := fnv.New32a()
+		_, _ = h.Write([]byte(key))
+		if got, want := firstNode(key, 5), int8(h.Sum32()%5); got != want {
+			t.Errorf("%s: node %d is first, want %d", key, got, want)
+		}
+	}
+}
+
+// The clock of a lease is the median of those of its nodes.
+func TestTheClockOfALeaseIsTheMedian(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		servers, nodes := simNodes(make([]network, 5)...)
+		for i, ahead := range []time.Duration{30, 10, 50, 20, 40} {
+			servers[i].step(ahead * time.Millisecond)
+		}
+		l, err := opened(t, nodes, &Options{Guard: -1}).Acquire(t.Context(), request1("k", "one", time.Minute))
+		drivertest.Must(t, err)
+		time.Sleep(time.Second) // all nodes have answered
+		if ahead := time.Until(l.Grant().Clock).Round(time.Millisecond); ahead != 30*time.Millisecond {
+			t.Errorf("it is %v ahead", ahead)
+		}
+		drivertest.Must(t, l.Release(t.Context()))
+		if now := l.Grant().Clock; !now.IsZero() {
+			t.Errorf("a lease without nodes has the clock %v", now)
+		}
+	})
 }
 
 // hasty is a node with a call timeout of its own.
