@@ -219,14 +219,12 @@ func (b *batch) verdict(reply []any) {
 
 // loadBatch loads the batch script for a call's process and guard, in the background.
 func (f *router) loadBatch(c *Call) {
-	// Copies: the call may be reused meanwhile.
-	of, at := c.batch, c.process
-	keys, q := slices.Clone(c.of.keys), c.of.q
+	of, at, key, q := c.batch, c.process, c.Keys[0], c.of.q // the call may be reused meanwhile
 	of.rest(afterRefusal)
 	f.guard.wg.Go(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), f.guard.cfg.CallTimeout)
 		defer cancel()
-		p, err := f.load(ctx, at, lua.Batch, q, keys, false)
+		p, err := f.load(ctx, at, lua.Batch, q, key, false)
 		of.rest(afterNoUse)
 		if err == nil && p == at {
 			of.rest(0)

@@ -28,7 +28,7 @@ func TestABatchTellsEachCallItsOutcome(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := n.router.slots[0].Load()
-	if _, err := n.router.load(async.Within(t.Context(), time.Minute), p, lua.Batch, nil, []string{"held"}, false); err != nil {
+	if _, err := n.router.load(async.Within(t.Context(), time.Minute), p, lua.Batch, nil, "held", false); err != nil {
 		t.Fatal(err)
 	}
 	for _, key := range []string{"mine", "other", "waited"} {

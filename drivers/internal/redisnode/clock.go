@@ -8,10 +8,9 @@ import (
 // A clock bounds a server's clock by what its replies say, relative to the local
 // monotonic clock.
 type clock struct {
-	mu    sync.Mutex
-	base  time.Time // local time
-	seen  time.Time // local time of the latest reply
-	known bool
+	mu   sync.Mutex
+	base time.Time // local time
+	seen time.Time // local time of the latest reply
 	// Lower and upper bound of the server's microseconds minus the local microseconds since base.
 	least, most int64
 }
@@ -24,13 +23,14 @@ func (c *clock) local(t time.Time) int64 { return int64(t.Sub(c.base) / time.Mic
 func (c *clock) observe(us int64, sent, received time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.base.IsZero() {
+	first := c.base.IsZero()
+	if first {
 		c.base = sent
 	}
 	c.seen = received
 	most, least := us-c.local(sent), us-c.local(received)
-	if !c.known || least > c.most || most < c.least {
-		c.known, c.least, c.most = true, least, most
+	if first || least > c.most || most < c.least {
+		c.least, c.most = least, most
 		return
 	}
 	c.least, c.most = max(c.least, least), min(c.most, most)

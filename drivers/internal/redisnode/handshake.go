@@ -3,7 +3,6 @@ package redisnode
 import (
 	"context"
 	"errors"
-	"slices"
 	"strings"
 	"time"
 
@@ -18,8 +17,8 @@ import (
 //
 // It first asks which process serves, so that a text reaches only its own process, unless the
 // server restarts in between.
-func (f *router) load(ctx context.Context, p *process, o lua.Op, q *quorum.Info, keys []string, asked bool) (*process, error) {
-	slot := f.slot(keys[0])
+func (f *router) load(ctx context.Context, p *process, o lua.Op, q *quorum.Info, key string, asked bool) (*process, error) {
+	slot := f.slot(key)
 	done, err := f.enter(ctx, flight{slot, o})
 	if err != nil {
 		return nil, err
@@ -29,27 +28,30 @@ func (f *router) load(ctx context.Context, p *process, o lua.Op, q *quorum.Info,
 	}
 	defer done()
 	if !asked {
-		now, err := f.ask(ctx, keys[0])
+		now, err := f.ask(ctx, key)
 		if err != nil || now != p {
 			return now, err
 		}
 	}
-	c, mode := &Call{Keys: slices.Clone(keys)}, "" // it may be under way when the operation has ended
-	if q == nil {
-		c.Text, c.Args = p.scripts[o].Text, []string{"handshake"}
-	} else {
+	// The call may be under way when the operation has ended, and so has nothing of it.
+	c, mode := &Call{Keys: []string{key}, Text: p.scripts[o].Text, Args: []string{"handshake"}}, ""
+	if q != nil {
 		if mode, err = f.prepare(ctx, p, q); err != nil {
 			return nil, err
 		}
 		deadline, _ := ctx.Deadline()
-		c.Text, c.Args = p.guard(f.guard.space, q.Proposal()).scripts[o].Text, memory.HandshakeArgs(q, mode, p.clock.at(deadline))
-		c.Behind = f.guard.handshakeKey
+		c = f.guard.handshake(p.guard(f.guard.space, q.Proposal()), o, memory.HandshakeArgs(q, mode, p.clock.at(deadline)))
 	}
-	now, err := f.meet(ctx, p.lane, c, keys[0], 1)
+	now, err := f.meet(ctx, p.lane, c, key, 1)
 	if err != nil || q == nil || now != p {
 		return now, err
 	}
 	return p, f.guard.readHandshake(ctx, p, q, c.Reply, mode)
+}
+
+// handshake makes a handshake with the text of a script.
+func (g *guard) handshake(with *guarded, o lua.Op, args []string) *Call {
+	return &Call{Behind: g.handshakeKey, Keys: []string{g.meta}, Text: with.scripts[o].Text, Args: args}
 }
 
 // prepare prepares a handshake and returns its mode.
@@ -85,10 +87,7 @@ func (f *router) review(p *process, g *guarded, q *quorum.Info) {
 		return
 	}
 	g.reviewed.Store(now)
-	c := &Call{
-		Behind: f.guard.handshakeKey, Keys: []string{f.guard.meta}, Text: g.scripts[lua.Acquire].Text,
-		Args: memory.HandshakeArgs(q, "", 0), // now: q is the caller's
-	}
+	c := f.guard.handshake(g, lua.Acquire, memory.HandshakeArgs(q, "", 0)) // now: q is the caller's
 	f.guard.wg.Go(func() {
 		defer g.reviewing.Store(false)
 		ctx, cancel := context.WithTimeout(context.Background(), f.guard.cfg.CallTimeout)
@@ -160,7 +159,7 @@ func (f *router) bootstrap(ctx context.Context, q *quorum.Info, mode string, see
 		if mode == memory.Modes[quorum.StateChanged] {
 			to = p.adopt(f.guard.space, *q.Proposal())
 		}
-		c := &Call{Behind: f.guard.handshakeKey, Keys: []string{f.guard.meta}, Text: to.scripts[lua.Acquire].Text, Args: args}
+		c := f.guard.handshake(to, lua.Acquire, args)
 		now, err := f.meet(ctx, p.lane, c, f.guard.meta, 1)
 		if err != nil {
 			return err

@@ -130,7 +130,7 @@ func (o *operation) send(ctx context.Context) error {
 				break
 			}
 		}
-		p, err = f.load(ctx, p, o.op, o.q, o.keys, asked)
+		p, err = f.load(ctx, p, o.op, o.q, o.keys[0], asked)
 		asked = true
 	}
 	return err
