@@ -189,7 +189,7 @@ func (o *operation) aim(p *process) (*Call, error) {
 	c.of, c.process, c.guard, c.Keys, c.SHA = o, p, g, o.keys, scripts.scripts[o.op].SHA
 	c.Args = o.part.args(c, room)
 	c.sent = time.Now()
-	if o.op.Perishable() {
+	if n.cfg.WaitReplicas > 0 && o.op.Perishable() {
 		c.Replicas, c.Patience = n.cfg.WaitReplicas, n.cfg.CallTimeout/2
 	}
 	if !n.cfg.Cluster && c.Replicas == 0 && (o.op == lua.Acquire && len(c.Args) == acquireArgs ||

@@ -1,6 +1,7 @@
 package redisnode
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -44,14 +45,6 @@ func TestARefusalNamesTheKeyWithTheWrongType(t *testing.T) {
 	_ = wantRefused(t, err, `"redlock1:mark" holds`) // asked to join
 }
 
-func findings(all []driver.Diagnostic) string {
-	var text strings.Builder
-	for _, d := range all {
-		text.WriteString(d.Code + ": " + d.Summary + " (" + d.Remedy + ")\n")
-	}
-	return text.String()
-}
-
 // A quarantine without an end says what it waits for, and when to ask again.
 func TestAQuarantineWithoutAnEndSaysSo(t *testing.T) {
 	t.Parallel()
@@ -76,7 +69,7 @@ func TestAQuarantineWithoutAnEndSaysSo(t *testing.T) {
 	fields[2] = "9007199254740991"
 	do(t, s, "SET", "redlock1:meta", strings.Join(fields[:5], " ")+" new")
 	found, err := n.Check(t.Context())
-	if text := findings(found); err != nil || !strings.Contains(text, "quarantine: ") || strings.Contains(text, "ends by itself") {
+	if text := fmt.Sprintf("%+v", found); err != nil || !strings.Contains(text, "Code:quarantine ") || strings.Contains(text, "ends by itself") {
 		t.Errorf("the doctor says %v, %v", text, err)
 	}
 }

@@ -19,7 +19,7 @@ func startTest(t *testing.T, heeds bool, test func(*testing.T, *library, *Node))
 	synctest.Test(t, func(t *testing.T) {
 		lib := newLibrary(time.Millisecond, heeds)
 		n := lib.node(t)
-		if n.StartAcquire(until(t, second), startRequest("cold"), nil) {
+		if n.StartAcquire(async.Within(t.Context(), second), startRequest("cold"), nil) {
 			t.Error("a call was started before the first contact")
 		}
 		if _, err := n.Acquire(t.Context(), startRequest("warm")); err != nil {
@@ -29,16 +29,12 @@ func startTest(t *testing.T, heeds bool, test func(*testing.T, *library, *Node))
 		if err := n.Close(); err != nil {
 			t.Error(err)
 		}
-		if n.StartAcquire(until(t, second), startRequest("late"), nil) {
+		if n.StartAcquire(async.Within(t.Context(), second), startRequest("late"), nil) {
 			t.Error("a call was started after Close")
 		}
 		<-n.wg.Idle()
 		<-n.work.Idle()
 	})
-}
-
-func until(t *testing.T, d time.Duration) async.Term {
-	return async.Until(t.Context(), time.Now().Add(d))
 }
 
 // heard is a receiver that is called whatever the call was.
@@ -75,7 +71,7 @@ func TestAStartedCallIsAnsweredOnceAndNeverFromWithin(t *testing.T) {
 				}
 			}
 			within.Store(false) // virtual time has not advanced
-			if what == "renew" && leases[0].StartRenew(until(t, second), &driver.Renewal{TTL: time.Minute}, nil) {
+			if what == "renew" && leases[0].StartRenew(async.Within(t.Context(), second), &driver.Renewal{TTL: time.Minute}, nil) {
 				t.Error("a renewal was started beside another of this lease")
 			}
 			time.Sleep(second)
@@ -84,21 +80,23 @@ func TestAStartedCallIsAnsweredOnceAndNeverFromWithin(t *testing.T) {
 			}
 		}
 		round("acquire", func(_ int, r async.Receiver) bool {
-			return n.StartAcquire(until(t, second), startRequest("k"), r)
+			return n.StartAcquire(async.Within(t.Context(), second), startRequest("k"), r)
 		})
 		if trips := lib.batches.Load() - before; trips > 4+calls/maxBatch+1 {
 			t.Errorf("they took %d round trips", trips)
 		}
 		round("renew", func(i int, r async.Receiver) bool {
-			return leases[i].StartRenew(until(t, second), &driver.Renewal{TTL: time.Minute}, r)
+			return leases[i].StartRenew(async.Within(t.Context(), second), &driver.Renewal{TTL: time.Minute}, r)
 		})
-		round("release", func(i int, r async.Receiver) bool { return leases[i].StartRelease(until(t, second), r) })
+		round("release", func(i int, r async.Receiver) bool {
+			return leases[i].StartRelease(async.Within(t.Context(), second), r)
+		})
 		// A quorum checks a request for all its nodes, and does not know their prefixes.
 		n.cfg.Prefix = "app:"
-		if n.StartAcquire(until(t, second), startRequest(strings.Repeat("k", driver.MaxKey-len("app:")+1)), nil) {
+		if n.StartAcquire(async.Within(t.Context(), second), startRequest(strings.Repeat("k", driver.MaxKey-len("app:")+1)), nil) {
 			t.Error("a key that is too long with the node's prefix is started")
 		}
-		if l := leases[0]; l.StartRelease(until(t, second), nil) || l.StartRenew(until(t, second), &driver.Renewal{TTL: time.Minute}, nil) {
+		if l := leases[0]; l.StartRelease(async.Within(t.Context(), second), nil) || l.StartRenew(async.Within(t.Context(), second), &driver.Renewal{TTL: time.Minute}, nil) {
 			t.Error("a call was started on a lease that is over")
 		}
 	})
@@ -107,41 +105,38 @@ func TestAStartedCallIsAnsweredOnceAndNeverFromWithin(t *testing.T) {
 // Whatever the library does, a started call ends at its deadline, and after the call timeout at the
 // latest. A call that was sent is in doubt and undone; a call that was not sent needs no undoing.
 func TestAStartedCallEndsAtItsDeadline(t *testing.T) {
-	t.Run("of its term", func(t *testing.T) { endsAfter(t, second/4, second/4) })
-	t.Run("of a call", func(t *testing.T) { endsAfter(t, time.Minute, second) })
-}
-
-func endsAfter(t *testing.T, term, want time.Duration) {
-	startTest(t, false, func(t *testing.T, lib *library, n *Node) {
-		l, err := n.Acquire(t.Context(), startRequest("held"))
-		drivertest.Must(t, err)
-		lib.takes.Store(int64(time.Hour))
-		before, start := lib.sent.Load(), time.Now()
-		var sent, unsent atomic.Int64
-		done := heard(func(_ driver.Lease, _ driver.Grant, err error) {
-			if !errors.Is(err, context.DeadlineExceeded) || time.Since(start) != want {
-				t.Errorf("%v after %v", err, time.Since(start))
+	for term, want := range map[time.Duration]time.Duration{second / 4: second / 4, time.Minute: second} { // of its term, and of a call
+		startTest(t, false, func(t *testing.T, lib *library, n *Node) {
+			l, err := n.Acquire(t.Context(), startRequest("held"))
+			drivertest.Must(t, err)
+			lib.takes.Store(int64(time.Hour))
+			before, start := lib.sent.Load(), time.Now()
+			var sent, unsent atomic.Int64
+			done := heard(func(_ driver.Lease, _ driver.Grant, err error) {
+				if !errors.Is(err, context.DeadlineExceeded) || time.Since(start) != want {
+					t.Errorf("%v after %v", err, time.Since(start))
+				}
+				if errors.Is(err, ErrNotSent) {
+					unsent.Add(1)
+				} else {
+					sent.Add(1)
+				}
+			})
+			for range 10 {
+				if !n.StartAcquire(async.Within(t.Context(), term), startRequest("k"), done) {
+					t.Error("not started")
+				}
 			}
-			if errors.Is(err, ErrNotSent) {
-				unsent.Add(1)
-			} else {
-				sent.Add(1)
+			if !l.(*Lease).StartRenew(async.Within(t.Context(), term), &driver.Renewal{TTL: time.Minute}, done) {
+				t.Error("a renewal is not started")
+			}
+			time.Sleep(want)
+			synctest.Wait()
+			if sent.Load() != 1 || unsent.Load() != 10 || lib.sent.Load()-before != 1 || n.cleaning.Load() != 1 {
+				t.Errorf("%d were sent, and %d were not; the library had %d, and %d are undone", sent.Load(), unsent.Load(), lib.sent.Load()-before, n.cleaning.Load())
 			}
 		})
-		for range 10 {
-			if !n.StartAcquire(until(t, term), startRequest("k"), done) {
-				t.Error("not started")
-			}
-		}
-		if !l.(*Lease).StartRenew(until(t, term), &driver.Renewal{TTL: time.Minute}, done) {
-			t.Error("a renewal is not started")
-		}
-		time.Sleep(want)
-		synctest.Wait()
-		if sent.Load() != 1 || unsent.Load() != 10 || lib.sent.Load()-before != 1 || n.cleaning.Load() != 1 {
-			t.Errorf("%d were sent, and %d were not; the library had %d, and %d are undone", sent.Load(), unsent.Load(), lib.sent.Load()-before, n.cleaning.Load())
-		}
-	})
+	}
 }
 
 func TestCloseAnswersWhatWasStarted(t *testing.T) {
@@ -149,7 +144,7 @@ func TestCloseAnswersWhatWasStarted(t *testing.T) {
 		lib.takes.Store(int64(second / 2))
 		var answers, closed atomic.Int64
 		for range 10 {
-			if !n.StartAcquire(until(t, second), startRequest("k"), heard(func(_ driver.Lease, _ driver.Grant, err error) {
+			if !n.StartAcquire(async.Within(t.Context(), second), startRequest("k"), heard(func(_ driver.Lease, _ driver.Grant, err error) {
 				answers.Add(1)
 				if errors.Is(err, driver.ErrClosed) {
 					closed.Add(1)
