@@ -90,6 +90,61 @@ func TestAnOutageHasOneLineAndThenACount(t *testing.T) {
 	})
 }
 
+// unwatched is a backend whose Watch fails with errs, one after the other, before it succeeds.
+type unwatched struct {
+	watching
+	errs  []error
+	calls []time.Time
+}
+
+func (u *unwatched) Watch(ctx context.Context, key string) (<-chan struct{}, error) {
+	n := len(u.calls)
+	if u.calls = append(u.calls, time.Now()); n < len(u.errs) {
+		return nil, u.errs[n]
+	}
+	return u.watching.Watch(ctx, key)
+}
+
+// A Watch that fails is said once, and tried again after a pause unless it is refused for ever. An
+// outage is said, and contention is not.
+func TestAWaiterThatMustPollSaysSo(t *testing.T) {
+	const polls, away = "dlock: waiters poll, since the backend cannot signal them", "dlock: backend unavailable"
+	for _, tt := range []struct {
+		watch   []error
+		attempt error
+		calls   int
+		says    string
+	}{
+		{nil, nil, 1, ""},
+		{[]error{errOutage, errOutage}, nil, 3, polls},
+		{[]error{&driver.RefusedError{Reason: "no such right"}}, nil, 1, polls},
+		{nil, errOutage, 1, away},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			s, log := newSpy(), &lines{}
+			s.hide = driver.FeatureQueueing
+			s.acquire = func(context.Context, *driver.Request) error {
+				if s.acquires.Load() == 1 {
+					return tt.attempt
+				}
+				return nil
+			}
+			u := &unwatched{watching: watching{s}, errs: tt.watch}
+			time.AfterFunc(5*time.Second, s.Backend.(*memory.Backend).Hold("k"))
+			c := newSpyClient(t, u, dlock.WithLogger(slog.New(log)))
+			unlock(t, lock(t, c, "k"))
+			synctest.Wait()
+			got := ""
+			for _, l := range log.all() {
+				got += l.msg
+			}
+			if got != tt.says || len(u.calls) != tt.calls || len(u.calls) > 1 && !u.calls[1].After(u.calls[0]) {
+				t.Errorf("%v, %v: it watches at %v, and says %q, want %q", tt.watch, tt.attempt, u.calls, got, tt.says)
+			}
+		})
+	}
+}
+
 // Nobody else can tell that a lock which was kept for its minimum hold was not released.
 func TestAReleaseAfterTheMinimumHoldThatFailsIsLogged(t *testing.T) {
 	for err, want := range map[error]int{nil: 0, driver.ErrLost: 0, errOutage: 1} {

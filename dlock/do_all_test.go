@@ -19,7 +19,7 @@ func TestDoAllTakesEachKeyOnceInOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		space := memory.New()
 		var order []string
-		c := newClient(t, space, dlock.WithHooks(on("lock", func(_ context.Context, e dlock.Event) { order = append(order, e.Key) })))
+		c := newSpyClient(t, space, dlock.WithHooks(on("lock", func(_ context.Context, e dlock.Event) { order = append(order, e.Key) })))
 		err := dlock.DoAll(t.Context(), c, []string{"b", "a", "c", "b"}, func(ctx context.Context) error {
 			if want := []string{"a", "b", "c"}; !slices.Equal(order, want) {
 				t.Errorf("took %v", order)
@@ -45,7 +45,7 @@ func TestDoAllIsAllOrNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		space := memory.New()
 		defer space.Hold("c")()
-		c := newClient(t, space.Peer())
+		c := newSpyClient(t, space.Peer())
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		err := dlock.DoAll(ctx, c, []string{"d", "c", "b", "a"}, func(context.Context) error {
@@ -66,7 +66,7 @@ func TestDoAllIsAllOrNothing(t *testing.T) {
 func TestDoAllInAnyOrderNeverDeadlocks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		space := memory.New()
-		clients := []*dlock.Client{newClient(t, space.Peer()), newClient(t, space.Peer())}
+		clients := []*dlock.Client{newSpyClient(t, space.Peer()), newSpyClient(t, space.Peer())}
 		var in [4]sync.Mutex // one for each key
 		var wg sync.WaitGroup
 		for i := range 8 {
@@ -104,7 +104,7 @@ func TestDoAllInAnyOrderNeverDeadlocks(t *testing.T) {
 func TestTheFirstLossEndsDoAll(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		space := memory.New()
-		c := newClient(t, space)
+		c := newSpyClient(t, space)
 		for name, lose := range map[string]func(context.Context){
 			"b": func(context.Context) { space.Expire("b") },
 			"a": func(ctx context.Context) {
@@ -138,7 +138,7 @@ func TestDoAllBeginsAgainAfterALossOnTheWay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		space := memory.New()
 		release := space.Hold("b")
-		c := newClient(t, space.Peer())
+		c := newSpyClient(t, space.Peer())
 		var before uint64
 		var wg sync.WaitGroup
 		wg.Go(func() {

@@ -15,7 +15,7 @@ import (
 // TestCloseInTheBodyOfAListEnds: a listing is no call that Close waits for.
 func TestCloseInTheBodyOfAListEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newClient(t, memory.New())
+		c := newSpyClient(t, memory.New())
 		lock(t, c, "k")
 		n := 0
 		err := c.Backend().(driver.Inspector).List(t.Context(), "", func(*driver.State) bool {
@@ -34,7 +34,7 @@ func TestErrorsOfLookupAreToldApart(t *testing.T) {
 		t.Errorf("a backend that cannot tell: got %v, want ErrUnsupported and ErrInvalid", err)
 	}
 	b := memory.New()
-	c := newClient(t, b)
+	c := newSpyClient(t, b)
 	for _, key := range []string{"", strings.Repeat("k", driver.MaxKey+1)} {
 		if _, err := c.Lookup(t.Context(), key); !errors.Is(err, dlock.ErrInvalid) {
 			t.Errorf("a key of %d bytes: got %v, want ErrInvalid", len(key), err)

@@ -41,11 +41,11 @@ func held(t *testing.T, space *memory.Backend) (n int) {
 func TestSlotsAreTakenUntilNoneIsFree(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		space := memory.New()
-		c := newClient(t, space)
+		c := newSpyClient(t, space)
 		var slots []int
 		var leases []*dlock.Lease
 		for range 5 {
-			l, err := newClient(t, space.Peer()).TryLock(t.Context(), "k", dlock.WithSlots(5))
+			l, err := newSpyClient(t, space.Peer()).TryLock(t.Context(), "k", dlock.WithSlots(5))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -77,7 +77,7 @@ func TestSlotsAreTakenUntilNoneIsFree(t *testing.T) {
 }
 
 func TestSlotsThatCannotBeAreRefused(t *testing.T) {
-	c := newClient(t, memory.New())
+	c := newSpyClient(t, memory.New())
 	for name, opts := range map[string][]dlock.LockOption{
 		"0":      {dlock.WithSlots(0)},
 		"-1":     {dlock.WithSlots(-1)},
