@@ -401,6 +401,26 @@ func TestNoPathContainsAnother(t *testing.T) {
 	}
 }
 
+// TestTokensFollowTheClock: a base that lags is raised at once, when it is first read and later.
+func TestTokensFollowTheClock(t *testing.T) {
+	t.Parallel()
+	g := single(t)
+	c := client(t, g)
+	path := "/" + t.Name()
+	b := open(t, patientURL(g, path))
+	stored := uint64(7)
+	for range 2 {
+		_, err := c.Put(t.Context(), path+"/.dlock", fmt.Sprintf("dlock1 %d", stored))
+		must(t, err)
+		l := drivertest.Grant(t, b, drivertest.NewRequest("k", time.Minute))
+		if since := time.Since(time.UnixMicro(int64(l.Grant().Fence))); since > time.Minute {
+			t.Errorf("with the base %d the token is of %v ago", stored, since)
+		}
+		drivertest.Release(t, l)
+		stored = l.Grant().Fence - uint64(time.Hour/time.Microsecond)
+	}
+}
+
 // with opens a backend on a client whose requests go through f.
 func with(t testing.TB, g *server.Group, f grpc.UnaryClientInterceptor) *etcd.Backend {
 	t.Helper()
