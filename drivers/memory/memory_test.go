@@ -83,8 +83,8 @@ func TestACycleAllocatesTheLeaseAlone(t *testing.T) {
 		l, err := s.Acquire(context.Background(), r)
 		must(t, err)
 		must(t, l.Release(context.Background()))
-	}); got > 1 {
-		t.Errorf("%v allocations per Acquire and Release, want 1", got)
+	}); got > 1 || s.space.entries["k"].timer != nil {
+		t.Errorf("%v allocations per Acquire and Release, want 1 and no timer", got)
 	}
 }
 
@@ -364,6 +364,9 @@ func TestHoldTakesTheKeyUntilRelease(t *testing.T) {
 		}
 		free()
 		wantHeld(t, b, request("k"))
+		ch = start(t.Context(), b, request("k"))
+		b.Expire("k")
+		granted(t, "after Expire", ch)
 	})
 }
 
