@@ -105,11 +105,15 @@ func TestAFirstContact(t *testing.T) {
 				all, nodes := remember(t, c.nodes)
 				told := false
 				b := opened(t, nodes, &Options{Guard: 20 * time.Second, Bootstrap: c.bootstrap, Notify: func(e driver.Notice) { told = told || e.Kind == quorum.NoticeBootstrapped }})
+				began := time.Now()
 				if settled := b.introduce(t.Context(), c.timeout); settled != c.settled || all[0].looks != c.looks || (b.blank.Load() != 0) != c.blank {
 					t.Errorf("settled: %v after %d looks, nothing is remembered: %v", settled, all[0].looks, b.blank.Load() != 0)
 				}
 				if stated := all[0].stated + all[1].stated + all[2].stated; stated != c.stated || told != (c.stated != "" && all[0].says[0] != "new!") {
 					t.Errorf("stated: %s, told: %v", stated, told)
+				}
+				if took := time.Since(began); c.looks == 25 && took != 500*time.Millisecond {
+					t.Errorf("all looks took %v", took)
 				}
 				if known := b.floor(b.clock.Now()) != 0; known != (strings.Count(c.nodes, "down") < 2) {
 					t.Errorf("the clocks of a majority are known: %v", known)
