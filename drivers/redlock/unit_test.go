@@ -559,6 +559,7 @@ func TestAFailedBidGivesItsVoteBack(t *testing.T) {
 				t.Fatal(err)
 			}
 			time.Sleep(time.Second)
+			synctest.Wait()
 			if k := servers[0].key(); k.owner != "" || k.counter != before {
 				t.Errorf("the counter was %d, and a failed bid leaves %d, and the lock to %q", before, k.counter, k.owner)
 			}
