@@ -136,6 +136,27 @@ func TestAnUnlockOfWhatIsNotThereIsALoss(t *testing.T) {
 	}
 }
 
+// What a statement has done is unknown if it fails, or has not the rows that it must have: its session ends.
+func TestAnAnswerThatTellsNothingEndsTheSession(t *testing.T) {
+	t.Parallel()
+	for text, old := range map[string]string{
+		"EXECUTE no_such(": "EXECUTE dlock_u(", "VALUES (1),(2)--": "EXECUTE dlock_u(",
+		"SELECT no_such_name(12)": "SELECT pg_backend_pid()", "SELECT 1 WHERE false   ": "SELECT pg_backend_pid()",
+	} {
+		s, p, b := proxied(t)
+		l := must(t, b, request("k", time.Second))
+		alter(p, old, text)
+		_, err := l.Renew(t.Context(), &driver.Renewal{TTL: time.Second})
+		if old == "EXECUTE dlock_u(" {
+			err = release(l)
+		}
+		if !errors.Is(err, driver.ErrLost) {
+			t.Errorf("%s: %v", text, err)
+		}
+		nothingLeft(t, s)
+	}
+}
+
 // The first Release has no answer in time; the unlock is answered later. The lock was not lost.
 func TestAReleaseThatIsAnsweredLateIsNoLoss(t *testing.T) {
 	t.Parallel()
