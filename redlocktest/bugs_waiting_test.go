@@ -185,6 +185,28 @@ var waitingBugs = []bug{
 			return b.filtered(ctx, key, func() bool { n := releases.Load(); return told.Swap(n) != n })
 		}
 	}},
+	{name: "a waiter only polls", want: "wait/wakes", rule: "driver.Request.Wait", says: "noticed", plant: func(b *broken) {
+		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
+			for once := *req; ; <-time.After(time.Second) {
+				once.Wait = false
+				l, err := b.Backend.Acquire(ctx, &once)
+				if err == nil || !req.Wait || ctx.Err() != nil {
+					return l, err
+				}
+			}
+		}
+	}},
+	{name: "every third watch signals by a timer alone", want: "watch/wakes", rule: "driver.Watcher", says: "noticed", over: func(func(*broken)) Harness {
+		var watches atomic.Int64
+		return overUnqueuing(onWatch(func(ctx context.Context, b *broken, key string) (<-chan struct{}, error) {
+			if watches.Add(1)%3 != 0 {
+				return b.Backend.Watch(ctx, key)
+			}
+			signal := make(chan struct{}, 1)
+			time.AfterFunc(2*time.Second, func() { signal <- struct{}{} })
+			return signal, nil
+		}))
+	}},
 	{name: "a watch does not survive a restart", want: "fault/restart-watch", rule: "driver.Watcher", over: overLinks, plant: diesWithItsConnection},
 	{name: "a watch misses what happened behind a partition", want: "fault/partition-watch", rule: "driver.Watcher", over: overLinks, plant: onWatch(func(ctx context.Context, b *broken, key string) (<-chan struct{}, error) {
 		return b.filtered(ctx, key, func() bool { return !b.link.cutOff() })

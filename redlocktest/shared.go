@@ -165,7 +165,7 @@ func sharedStale(r *run) {
 // releases it.
 func sharedWaiters(r *run) {
 	clients := r.clients(3)
-	for range r.rounds(r.h.times(6)) {
+	r.wakes(6, waiting, func(int) time.Time {
 		key := r.key()
 		l := r.grant(clients[0], driver.Request{Key: key})
 		const n = 6
@@ -184,14 +184,16 @@ func sharedWaiters(r *run) {
 		}
 		r.pause(rand.N(4 * time.Millisecond))
 		r.release(l)
+		released := time.Now()
 		r.joinAll(all, "a lock was released, and not all who wait to share it were let in")
-	}
+		return released
+	})
 }
 
 // writerWaits checks that a waiting exclusive owner gets the lock when the last reader releases it.
 func writerWaits(r *run) {
 	clients := r.clients(3)
-	for i := range r.rounds(r.h.times(6)) {
+	r.wakes(6, waiting, func(i int) time.Time {
 		key := r.key()
 		shares := []*lease{r.share(clients[0], key), r.share(clients[1], key), r.share(clients[0], key)}
 		woken := r.async(func() { r.release(r.asDlock(clients[i%len(clients)], driver.Request{Key: key})) })
@@ -199,8 +201,10 @@ func writerWaits(r *run) {
 		for _, l := range shares {
 			r.release(l)
 		}
+		released := time.Now()
 		r.joinAll([]<-chan struct{}{woken}, "all who shared a lock have released it, and the exclusive owner who waits was not let in")
-	}
+		return released
+	})
 }
 
 // joinAll waits for the goroutines that async started.

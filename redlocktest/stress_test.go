@@ -162,7 +162,7 @@ func TestAStressThatShowsNothingFails(t *testing.T) {
 func TestABusyMachineMakesFewerRounds(t *testing.T) {
 	t.Parallel()
 	for only, slow := range map[string]time.Duration{
-		"history": 300 * time.Millisecond, "wait/everyone": 1500 * time.Millisecond,
+		"history": 300 * time.Millisecond, "wait/everyone": 1500 * time.Millisecond, "wait/wakes": 3 * time.Second,
 		"expiry/renew-longer": 11 * time.Second, // its TTL doubles until it is longer, and the case has time for that
 	} {
 		synctest.Test(t, func(t *testing.T) {

@@ -98,12 +98,31 @@ func (r *run) cancelledWait(b driver.Backend, key string, l *lease) {
 // waitWakes releases at about the time when the wait begins, when a wake-up is lost most
 // easily.
 func waitWakes(r *run) {
-	for range r.rounds(r.h.times(30)) {
+	r.wakes(30, waiting, func(int) time.Time {
 		_, b, key, l := r.holding(driver.Request{})
 		woken := r.async(func() { r.waitFor(b, key, l) })
 		r.pause(rand.N(2 * time.Millisecond))
 		r.release(l)
+		released := time.Now()
 		r.join(woken)
+		return released
+	})
+}
+
+// wakes makes up to n rounds, each of which ends when a release has been noticed, and returns when
+// that was done. If at this pace all n rounds would not fit in the case's time, and the calls before the
+// releases took no tenth of it, the machine is not busy: releases are noticed late.
+func (r *run) wakes(n int, broken rule, round func(i int) (released time.Time)) {
+	n, made := r.h.times(n), 0
+	var calls, waits time.Duration
+	for i := range r.rounds(n) {
+		start := time.Now()
+		released := round(i)
+		calls, waits, made = calls+released.Sub(start), waits+time.Since(released), made+1
+	}
+	if each := waits / time.Duration(made); each > r.h.Timeout*3/4/time.Duration(n) && waits > 10*calls {
+		r.suspect(broken, "releases are noticed %v late on average, in %d rounds, where the calls before took %v: a poll or a timer may have found them",
+			each.Round(time.Millisecond), made, (calls / time.Duration(made)).Round(time.Microsecond))
 	}
 }
 
@@ -129,9 +148,10 @@ func (r *run) waitFor(b driver.Backend, key string, holder *lease) {
 // cancelledWaiter checks that a waiter that gave up gets no lock later, and does not block the
 // waiter behind it.
 func cancelledWaiter(r *run) {
-	for range r.rounds(r.h.times(10)) {
+	r.wakes(10, waiting, func(int) time.Time {
 		a, b, key, l := r.holding(driver.Request{})
 		ctx, cancel := context.WithCancel(r.ctx)
+		defer cancel()
 		quit := r.async(func() { r.giveUp(ctx, b, key) })
 		r.pause(rand.N(4 * time.Millisecond))
 		if rand.N(2) == 0 {
@@ -141,10 +161,11 @@ func cancelledWaiter(r *run) {
 		}
 		r.release(l)
 		r.join(quit)
-		cancel()
+		released := time.Now()
 		r.nothingStored(a, key)
 		r.free(a, key)
-	}
+		return released
+	})
 }
 
 // giveUp waits under a context that the case cancels.

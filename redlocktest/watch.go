@@ -43,19 +43,21 @@ func (r *run) value(ch <-chan struct{}, why string) {
 // rounds just when Watch returns: a driver that subscribes later misses the release.
 func watchWakes(r *run) {
 	a, b := r.pair()
-	for i := range r.rounds(r.h.times(30)) {
+	r.wakes(30, watching, func(i int) time.Time {
 		key := r.key()
 		l := r.grant(a, driver.Request{Key: key})
 		ctx, cancel := context.WithCancel(r.ctx)
+		defer cancel()
 		ch := r.watch(ctx, []driver.Backend{a, b}[i%2], key)
 		if i%4 > 1 {
 			r.pause(rand.N(time.Millisecond))
 		}
 		r.release(l)
+		released := time.Now()
 		r.value(ch, "the lock was released: Watch must subscribe before it returns")
 		r.free(b, key)
-		cancel()
-	}
+		return released
+	})
 }
 
 func watchChannel(r *run) {
