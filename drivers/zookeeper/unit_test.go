@@ -141,3 +141,27 @@ func TestAServerThatReadsNothingHoldsUpRequestsForABoundedTime(t *testing.T) {
 		}
 	})
 }
+
+// A request that is lost is looked for after a write, which a majority has decided: a server that was too busy
+// for the write, or failed, has not caught up.
+func TestCatchingUpNeedsAVerdict(t *testing.T) {
+	for code, want := range map[serverError]bool{errNoNode: true, errNoAuth: true, -1: false, errRequestTimeout: false} {
+		near, far := net.Pipe()
+		s := &session{b: &Backend{opt: Options{CallTimeout: time.Minute}}, changed: make(chan struct{})}
+		s.link = &link{s: s, conn: near, done: make(chan struct{})}
+		l := s.link
+		go l.run()
+		go func() {
+			asked := make([]byte, 1000)
+			_, _ = far.Read(asked) // its length, and its number
+			_, _ = far.Write(appendText(nil, appendNumber(binary.BigEndian.AppendUint64(asked[4:8:8], 1), int32(code))))
+		}()
+		before := time.Now()
+		sent, err := s.catchUp(t.Context(), "/")
+		if (err == nil) != want || sent.Before(before) {
+			t.Errorf("after error %d: %v", code, err)
+		}
+		_ = far.Close()
+		<-l.done
+	}
+}
