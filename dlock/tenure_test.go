@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -300,6 +301,28 @@ func TestALockIsPassedOnForFourTimesWhatItTook(t *testing.T) {
 			served()
 			if got := c.Stats().Passed > before; got != want {
 				t.Errorf("after %v, of a grant that took %v, it was passed on: %v", held, took, got)
+			}
+		})
+	}
+}
+
+// TestATenureEndsBesideAHookOfUnlock: what the hook outlasts is released, whoever waits.
+func TestATenureEndsBesideAHookOfUnlock(t *testing.T) {
+	for _, waiters := range []int{0, 2} {
+		synctest.Test(t, func(t *testing.T) {
+			var slow atomic.Bool
+			c := newSpyClient(t, newSpy(), dlock.WithHooks(dlock.Hooks{Start: func(ctx context.Context, op, _ string) context.Context {
+				if op == "unlock" && slow.Swap(false) {
+					time.Sleep(time.Second)
+				}
+				return ctx
+			}}))
+			holder := tenured(t, c, true)
+			served := waitInOrder(waiters, func(int) *dlock.Lease { return lock(t, c, "k") }, func(_ int, l *dlock.Lease) { unlock(t, l) })
+			slow.Store(true)
+			unlock(t, holder)
+			if got := served(); !slices.IsSorted(got) {
+				t.Errorf("the waiters are served in the order %v", got)
 			}
 		})
 	}

@@ -8,11 +8,13 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"reflect"
+	"runtime"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
+	"weak"
 
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/base"
@@ -140,6 +142,25 @@ func TestTheShellAllocatesLittle(t *testing.T) {
 		}
 	}); n > 2 {
 		t.Errorf("a lease and its release make %v allocations", n)
+	}
+}
+
+// A backend lives long: nothing of a call that has ended stays with it.
+func TestACallThatHasEndedIsForgotten(t *testing.T) {
+	calls := &base.Calls{Name: "kv"}
+	defer calls.Close()
+	type value struct{ _ [64]byte }
+	end := func() weak.Pointer[value] {
+		v := new(value)
+		call := begin(t, calls, context.WithValue(t.Context(), value{}, v))
+		call.Done()
+		call.End()
+		return weak.Make(v)
+	}
+	p := end()
+	runtime.GC()
+	if p.Value() != nil {
+		t.Error("a call that has ended is kept")
 	}
 }
 
