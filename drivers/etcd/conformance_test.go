@@ -36,6 +36,26 @@ func connect(g *server.Group) (*clientv3.Client, error) {
 	return clientv3.New(clientv3.Config{Endpoints: g.Addrs(), DialTimeout: 10 * time.Second, Logger: zap.NewNop()})
 }
 
+// stored lists the entries under the path.
+func stored(ctx context.Context, g *server.Group) ([]string, error) {
+	c, err := connect(g)
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close() //nolint:errcheck // the list is there
+	got, err := c.Get(ctx, "/dlock/", clientv3.WithPrefix(), clientv3.WithKeysOnly())
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, kv := range got.Kvs {
+		if name := string(kv.Key); name != base {
+			names = append(names, strings.NewReplacer("%2F", "/", "%25", "%").Replace(name))
+		}
+	}
+	return names, nil
+}
+
 // base is where the base of the tokens is stored, with the version of the layout.
 const base = "/dlock/.dlock"
 
@@ -94,6 +114,7 @@ func TestConformance(t *testing.T) {
 			}
 			return b, err
 		}
+		h.Residue = func(ctx context.Context) ([]string, error) { return stored(ctx, g) }
 		h.Faults.DropReply = fault.DropAnswer(fault.ProtocolHTTP2)
 		h.FutureLayout = func() (func() error, error) { return changeLayout(g) }
 	})

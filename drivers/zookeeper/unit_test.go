@@ -14,6 +14,9 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
+// Unescape is for the list of what is stored.
+var Unescape = unescape
+
 // SetEntries sets after how many entries a container is made anew, or refused.
 func (b *Backend) SetEntries(last int64) { b.lastEntries = last }
 
