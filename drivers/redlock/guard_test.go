@@ -341,3 +341,198 @@ func TestALeaseOutlivesAMinorityAndIsHealedAfterTheQuarantine(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// state makes the statement s, again and again until it is made or refused.
+func state(q *redlock.Backend, s quorum.Bootstrap) (r *quorum.MemoryReport, err error) {
+	for end := limit(); ; time.Sleep(poll) {
+		r, err = q.Bootstrap(context.Background(), &s)
+		if err == nil || errors.Is(err, driver.ErrRefused) || time.Now().After(end) {
+			return r, err
+		}
+	}
+}
+
+// A book notes until when each lease is valid, and detects two holders.
+type book struct {
+	t      *testing.T
+	mu     sync.Mutex
+	until  map[string]map[driver.Lease]time.Time // by key; a lease that may still be held counts
+	grants int
+}
+
+// valid notes a grant or a renewal. It may be called so late that the lease has ended and another
+// owner rightly has the lock.
+func (b *book) valid(key, who string, l driver.Lease) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	now, until := time.Now(), l.Grant().Expires
+	for other, end := range b.until[key] {
+		if other != l && end.After(now) && until.After(now) {
+			b.t.Errorf("%s got %q, and another has it for %v", who, key, end.Sub(now))
+		}
+	}
+	if b.until[key] == nil {
+		b.until[key] = map[driver.Lease]time.Time{}
+	}
+	b.until[key][l] = until
+	b.grants++
+}
+
+// freed is called just before a release.
+func (b *book) freed(key string, l driver.Lease) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.until[key], l)
+}
+
+// A member takes locks through a quorum until it is stopped, and holds some of them for long.
+type member struct {
+	name    string
+	grants  atomic.Int64
+	refused atomic.Pointer[error] // the latest permanent refusal
+	leave   func()
+}
+
+func (b *book) join(name string, q *redlock.Backend, ttl time.Duration) *member {
+	const keys, workers = 24, 4
+	m := &member{name: name}
+	ctx, stop := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	m.leave = func() { stop(); wg.Wait() }
+	for w := range workers {
+		wg.Go(func() {
+			for n := w; ctx.Err() == nil; n++ {
+				m.cycle(b, q, fmt.Sprint("k", n%keys), ttl, n/workers)
+			}
+		})
+	}
+	return m
+}
+
+func (m *member) cycle(b *book, q *redlock.Backend, key string, ttl time.Duration, n int) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	l, err := q.Acquire(ctx, ask(key, ttl))
+	if err != nil {
+		var r *driver.RefusedError
+		if errors.As(err, &r) && r.RetryAfter == 0 {
+			m.refused.Store(&err)
+		}
+		time.Sleep(3 * time.Millisecond)
+		return
+	}
+	b.valid(key, m.name, l)
+	m.grants.Add(1)
+	switch n % 4 {
+	case 2: // renewed for a while
+		for range 10 {
+			time.Sleep(ttl / 10)
+			if _, err := l.Renew(context.Background(), &driver.Renewal{TTL: ttl}); err == nil {
+				b.valid(key, m.name, l)
+			}
+			if !time.Now().Before(l.Grant().Expires) {
+				return
+			}
+		}
+	case 3: // never released
+		return
+	}
+	b.freed(key, l)
+	_ = l.Release(context.Background())
+}
+
+// progress waits until each of these members has got five more locks.
+func (c *cluster) progress(members ...*member) {
+	c.t.Helper()
+	for _, m := range members {
+		before := m.grants.Load()
+		c.until(func() error {
+			if m.grants.Load() < before+5 {
+				return fmt.Errorf("%s gets no locks", m.name)
+			}
+			return nil
+		})
+	}
+}
+
+// Three nodes become five, and then their guard is raised and lowered, while clients run: Bootstrap
+// is called with the new list and options, and then clients get them. No lock is granted for one
+// guard, so that no lease from before is valid beside one from after, though nodes are restarted
+// meanwhile. Clients with the old list are refused, with an error that says what to do.
+func TestNodesAndTermsAreChangedUnderLoad(t *testing.T) {
+	long(t)
+	t.Parallel()
+	const short, long = time.Second, 2 * time.Second
+	c := start(t, 5)
+	b := &book{t: t, until: map[string]map[driver.Lease]time.Time{}}
+	open := func(c *cluster, guard time.Duration) *redlock.Backend {
+		return c.open(everyNode, "bootstrap=true", "node_timeout=300ms", "restart_guard="+guard.String(), fmt.Sprintf("clock_allowance=%v", guard/20))
+	}
+	three := c.first(3)
+	old := []*member{b.join("three 1", open(three, short), short), b.join("three 2", open(three, short), short)}
+	c.progress(old...)
+	held, err := c.verdict(open(three, short), "held", short)
+	drivertest.Must(t, err)
+	change := func(q *redlock.Backend, forget int, guard time.Duration) {
+		t.Helper()
+		stated := time.Now()
+		for range 2 { // nodes that forgot may not know of the change
+			if _, err := state(q, quorum.Bootstrap{Statement: quorum.StateChanged}); err != nil {
+				t.Fatal(err)
+			}
+			c.each(forget, crash) // held locks too
+			forget = 0
+		}
+		c.use(q, "after", short)
+		if took := time.Since(stated); took < guard {
+			t.Errorf("a lock was given %v after the change, with a guard of %v", took, guard)
+		}
+	}
+
+	// Without a statement the new list is refused.
+	five := open(c, short)
+	_, err = c.verdict(five, "k", short)
+	if !errors.Is(err, driver.ErrRefused) || !strings.Contains(err.Error(), "dlock bootstrap --changed") {
+		t.Errorf("five nodes where there are three: %v", err)
+	}
+	c.progress(old...)
+	change(five, 2, short) // of the old three
+	if _, err := held.Renew(context.Background(), &driver.Renewal{TTL: short}); err == nil {
+		t.Error("a lease on the old nodes was renewed")
+	}
+	fresh := []*member{b.join("five 1", five, short), b.join("five 2", open(c, short), short)}
+	c.progress(fresh...)
+	for _, m := range old {
+		n := m.grants.Load()
+		c.progress(fresh...)
+		if now := m.grants.Load(); now != n {
+			t.Errorf("%s got %d locks after the change", m.name, now-n)
+		}
+		why := m.refused.Load()
+		if why == nil || !strings.Contains((*why).Error(), "of a quorum of 5, and this one has 3") {
+			t.Errorf("%s is not told: %v", m.name, why)
+		}
+		m.leave()
+	}
+
+	// Clients with other options keep to the nodes' terms, until these are changed.
+	longer := open(c, long)
+	_, err = c.verdict(longer, "k", long)
+	for _, part := range []string{"restart_guard", "2s", "1s", "dlock bootstrap --changed"} {
+		if !errors.Is(err, driver.ErrRefused) || !strings.Contains(err.Error(), part) {
+			t.Errorf("%q is not in %v", part, err)
+		}
+	}
+	change(longer, 3, short)
+	raised := b.join("longer leases", longer, long)
+	c.progress(append(fresh, raised)...)
+	change(five, 3, long)
+	c.progress(fresh...)
+	if _, err = c.verdict(longer, "k", long); !errors.Is(err, driver.ErrRefused) {
+		t.Errorf("after the guard was lowered: %v", err)
+	}
+	for _, m := range append(fresh, raised) {
+		m.leave()
+	}
+	t.Logf("%d grants and renewals", b.grants)
+}

@@ -57,6 +57,11 @@ func start(t testing.TB, n int, options ...server.Option) *cluster {
 	return c
 }
 
+// first is the cluster of the first n servers only.
+func (c *cluster) first(n int) *cluster {
+	return &cluster{t: c.t, servers: c.servers[:n], proxies: c.proxies[:n], notify: c.notify}
+}
+
 const (
 	everyNode = "ABCDE"
 	unguarded = "restart_guard=off"
@@ -257,6 +262,19 @@ func (c *cluster) renew(l driver.Lease, ttl time.Duration) driver.Grant {
 
 // clocksUnknown is what nodes say that vote as soon as the other nodes have answered.
 const clocksUnknown = "until the clocks and the terms of the other nodes are known"
+
+// verdict bids until the nodes grant or refuse the lock, and so not before each node is answered
+// for by the others. It bids again after a late answer, as there may be on a busy machine, and
+// while an earlier bid of its own still holds the key.
+func (c *cluster) verdict(b driver.Backend, key string, ttl time.Duration) (l driver.Lease, err error) {
+	c.t.Helper()
+	for end := limit(); ; time.Sleep(poll) {
+		l, err = b.Acquire(context.Background(), ask(key, ttl))
+		if err == nil || errors.Is(err, driver.ErrRefused) && !strings.Contains(err.Error(), clocksUnknown) || time.Now().After(end) {
+			return l, err
+		}
+	}
+}
 
 // keys returns which servers have a lock of this key.
 func (c *cluster) keys(key string) (found []string) {
