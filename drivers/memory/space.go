@@ -264,9 +264,7 @@ func (e *entry) arm(now time.Time) {
 func (e *entry) tick() {
 	e.space.mu.Lock()
 	defer e.space.mu.Unlock()
-	now := time.Now()
-	e.purge(now)
-	e.arm(now)
+	e.purge(time.Now())
 }
 
 // enqueue puts b's request at the end of the queue.
