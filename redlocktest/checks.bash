@@ -20,6 +20,7 @@ run_sample() {
 run_deep() {
 	try "without the race detector" slow_with_race
 	try "mutants of the scripts" redlocktest/mutate.bash
+	try "mutants of Go" redlocktest/mutate.bash --go --for 3600
 	try "fuzz" redlocktest/fuzz.bash 1m
 }
 

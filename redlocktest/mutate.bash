@@ -6,7 +6,7 @@ export GOFLAGS="${GOFLAGS:+$GOFLAGS }-trimpath"
 
 usage() {
 	cat <<'END'
-usage: redlocktest/mutate.bash [--list] [FILE...]
+usage: redlocktest/mutate.bash [--list] [--go] [--for SECONDS] [FILE...]
 
 Alters the scripts (all of them, or those named), or Go files such as drivers/redlock/verdict.go, in
 one place after the other. In a script, a call of the server does nothing and returns nil. In Go, a
@@ -18,14 +18,20 @@ A mutant is noticed if a short test fails, or a package runs out of its time: th
 scripts for a script, its own package for a Go file. The others have to stand in
 redlocktest/testdata/equivalent-mutants.txt, each with the reason why no test can tell it from what
 is there. The exit status is 0 only if they do. JOBS is how many run at once (as many as there are
-processors). A script takes seconds, a Go file minutes to hours.
+processors). A script takes seconds, a Go file minutes to an hour.
 
-  --list  print the mutants and run nothing
+  --list         print the mutants and run nothing
+  --go           the Go files that decide who holds a lock, in place of the scripts
+  --for SECONDS  begin at a mutant that the hash of the commit chooses, and end after this time
 END
 }
 
 scripts=drivers/internal/redisnode/lua
 table=redlocktest/testdata/equivalent-mutants.txt
+
+# The Go files that decide who holds a lock, with which token and until when.
+decide=$(echo drivers/redlock/{bid,guard,node,terms,verdict}.go dlock/{lease,renew,tenure}.go \
+	driver/base/{calls,lease,session,undo}.go drivers/file/state.go drivers/memory/{lease,space}.go)
 
 # mutants FILE... prints each mutant as "file<TAB>line<TAB>column<TAB>length<TAB>new text<TAB>name".
 mutants() {
@@ -127,6 +133,7 @@ noticed() {
 worker() {
 	local file line column length new name by mutant
 	awk -v k="$1" -v n="$jobs" 'NR % n == k' "$temp/mutants" | while IFS=$'\t' read -r file line column length new name; do
+		[ -z "$limit" ] || [ "$SECONDS" -lt "$limit" ] || break
 		if grep -qxF -- "$name" "$table"; then
 			printf 'known    %s\n' "$name"
 			continue
@@ -143,15 +150,21 @@ worker() {
 }
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
-list="" files=()
-for arg in "$@"; do
-	case $arg in
+list="" files=() limit=""
+while [ $# != 0 ]; do
+	case $1 in
 	--list) list=yes ;;
+	--go) files+=($decide) ;;
+	--for)
+		limit=${2:-} && shift
+		case $limit in "" | *[!0-9]*) usage >&2; exit 2 ;; esac
+		;;
 	--help | -h) usage; exit 0 ;;
 	-*) usage >&2; exit 2 ;;
-	*.go) files+=("$arg") ;;
-	*) files+=("$scripts/${arg##*/}") ;;
+	*.go) files+=("$1") ;;
+	*) files+=("$scripts/${1##*/}") ;;
 	esac
+	shift
 done
 [ ${#files[@]} != 0 ] || files=("$scripts"/*.lua)
 [ -z "$list" ] || { mutants "${files[@]}" | cut -f6; exit; }
@@ -161,6 +174,11 @@ trap 'kill $(jobs -p) 2>/dev/null; exit 130' INT TERM
 mkdir "$temp/t" && export TMPDIR=$temp/t
 case "${files[*]}" in *.lua*) build || exit 1 ;; esac
 mutants "${files[@]}" >"$temp/mutants"
+if [ -n "$limit" ]; then
+	all=$(wc -l <"$temp/mutants") hash=$(git rev-parse --short=7 HEAD) || exit 1
+	first=$((0x$hash % all))
+	{ tail -n +$((first + 1)) "$temp/mutants" && head -n "$first" "$temp/mutants"; } >"$temp/order" && mv "$temp/order" "$temp/mutants"
+fi
 mutants "$scripts"/*.lua $(sed -n 's/^\([a-z/_]*\.go\): .*/\1/p' "$table" | sort -u) | cut -f6 >"$temp/names"
 if grep -vE '^(#|$)' "$table" | grep -vxFf "$temp/names"; then
 	echo "these lines of $table are no mutants"
