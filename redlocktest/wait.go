@@ -109,9 +109,10 @@ func waitWakes(r *run) {
 	})
 }
 
-// wakes makes up to n rounds, each of which ends when a release has been noticed, and returns when
-// that was done. If at this pace all n rounds would not fit in the case's time, and the calls before the
-// releases took no tenth of it, the machine is not busy: releases are noticed late.
+// wakes makes up to n rounds. Each ends when the release of a lock has been noticed, and returns when
+// it was released. If n rounds of such waits would last longer than three quarters of the usual
+// Timeout, and the calls before the releases took no tenth of the waits, the machine is not busy:
+// releases are noticed late.
 func (r *run) wakes(n int, broken rule, round func(i int) (released time.Time)) {
 	n, made := r.h.times(n), 0
 	var calls, waits time.Duration
@@ -120,7 +121,7 @@ func (r *run) wakes(n int, broken rule, round func(i int) (released time.Time)) 
 		released := round(i)
 		calls, waits, made = calls+released.Sub(start), waits+time.Since(released), made+1
 	}
-	if each := waits / time.Duration(made); each > r.h.Timeout*3/4/time.Duration(n) && waits > 10*calls {
+	if each := waits / time.Duration(made); each > min(r.h.Timeout, defaultTimeout)*3/4/time.Duration(n) && waits > 10*calls {
 		r.suspect(broken, "releases are noticed %v late on average, in %d rounds, where the calls before took %v: a poll or a timer may have found them",
 			each.Round(time.Millisecond), made, (calls / time.Duration(made)).Round(time.Microsecond))
 	}
