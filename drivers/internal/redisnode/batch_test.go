@@ -1,6 +1,7 @@
 package redisnode
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -76,6 +77,81 @@ func TestABatchTellsEachCallItsOutcome(t *testing.T) {
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("the outcomes are %v, want %v", got, want)
+	}
+}
+
+// A batch takes the calls that are alike, and ends with the first of them. The others go singly behind it:
+// so does a release whose own request is in the batch.
+func TestABatchTakesOnlyCallsThatAreAlike(t *testing.T) {
+	now := time.Now()
+	n := newLibrary(0, true).node(t)
+	bind := func() *process {
+		p := &process{bound: bound{scripts: lua.Bind("r")}}
+		p.clock.observe(now.UnixMicro(), now, now)
+		return p
+	}
+	one, other := bind(), bind()
+	var calls []*Call
+	sent := func(p *process, o *operation) *Call {
+		o.deadline = cmp.Or(o.deadline, now.Add(time.Minute))
+		c, err := o.aim(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.deadline = o.deadline
+		calls = append(calls, c)
+		return c
+	}
+	acquire := func(key string, change func(*driver.Request)) *operation {
+		r := startRequest(key)
+		r.FenceFloor = 1700000000000000
+		if change != nil {
+			change(r)
+		}
+		return &n.attempt(r, nil).operation
+	}
+	within := func(key string, d time.Duration) *operation {
+		o := acquire(key, nil)
+		o.deadline = now.Add(d)
+		return o
+	}
+	release := func(key, value, place string) *operation {
+		return &n.releasing(n.names.Texts(key, "", 0), value, place, false).operation
+	}
+	sent(one, acquire("a", nil))
+	sent(one, release("a", "o/a|7", "")) // its own request is before it
+	sent(one, within("b", 30*time.Second))
+	sent(one, acquire("c", nil))
+	sent(one, release("d", "o/d|7", ""))
+	sent(other, acquire("process", nil))
+	sent(one, acquire("ttl", nil)).Args[2] = "1"
+	sent(one, acquire("life of the counter", nil)).Args[4] = "1"
+	sent(one, acquire("no token", func(r *driver.Request) { r.FenceFloor = 0 }))
+	sent(one, acquire("range", func(r *driver.Request) { r.Tokens = 9 }))
+	sent(one, acquire("readers", func(r *driver.Request) { r.Mode = driver.Shared }))
+	sent(one, within("soon", 15*time.Millisecond))
+	sent(one, release("every value", "o/e|", ""))
+	sent(one, release("place", "o/p|7", "x.1.30"))
+	sent(one, acquire("d", nil)) // behind the release
+	calls = append(calls, &Call{Keys: []string{"handshake"}})
+	send, batches := gather(calls, time.Millisecond)
+	if len(batches) != 1 || send[0] != &batches[0].Call {
+		t.Fatalf("%d batches", len(batches))
+	}
+	name := func(calls []*Call) (names []string) {
+		for _, c := range calls {
+			names = append(names, c.Keys[0])
+		}
+		return names
+	}
+	if got, want := name(batches[0].calls), []string{"d", "a", "b", "c"}; !slices.Equal(got, want) {
+		t.Errorf("the batch has %q, want %q", got, want)
+	}
+	if got, want := name(send[1:]), []string{"a", "process", "ttl", "life of the counter", "no token", "range", "readers", "soon", "every value", "place", "d", "handshake"}; !slices.Equal(got, want) {
+		t.Errorf("behind it go %q, want %q", got, want)
+	}
+	if ends := batches[0].Args[0]; ends != fmt.Sprint(now.Add(30*time.Second).UnixMicro()) {
+		t.Errorf("the batch ends at %s", ends)
 	}
 }
 

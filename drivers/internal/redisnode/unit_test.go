@@ -3,6 +3,7 @@ package redisnode
 import (
 	"errors"
 	"fmt"
+	"io"
 	"strings"
 	"testing"
 	"time"
@@ -145,6 +146,29 @@ func TestRefusalsAreToldInWords(t *testing.T) {
 		var refused *driver.RefusedError
 		if err := n.explain("k", reply); !errors.As(err, &refused) || refused.RetryAfter == 0 {
 			t.Errorf("%q while a failover is possible: %v", reply, err)
+		}
+	}
+}
+
+// The counter before a vote is known once all of its calls are answered: an earlier one may still be granted.
+func TestTheCounterBeforeAVoteIsUnknownWhileACallIsUnderWay(t *testing.T) {
+	n := &Node{}
+	grant := []any{int64(1), int64(8), int64(9), "5"}
+	ends := func(c *Call) *Call { c.done = answered; return c }
+	for name, c := range map[string]struct {
+		other *Call
+		known bool
+	}{
+		"it was refused":     {ends(&Call{Reply: []any{int64(0), "x/1|7", int64(9), int64(9)}}), true},
+		"it got no answer":   {ends(&Call{Err: io.EOF}), false},
+		"it is under way":    {&Call{done: make(chan struct{})}, false},
+		"its library writes": {&Call{Reply: grant, done: make(chan struct{})}, false},
+	} {
+		for _, calls := range [][]*Call{{ends(&Call{Reply: grant}), c.other}, {c.other, ends(&Call{Reply: grant})}} {
+			fence, before := n.votes(calls)
+			if known := before == 5 && fence == 8; known != c.known || !known && before != unknown {
+				t.Errorf("%s: the counter before %d was %d", name, fence, before)
+			}
 		}
 	}
 }
