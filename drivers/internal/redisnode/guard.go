@@ -53,7 +53,7 @@ func newGuard(cfg *Config, wg *async.Tracker) *guard {
 		g.lone = &quorum.Info{Terms: quorum.Terms{
 			N: 1, Guard: cfg.Guard, Allowance: DefaultAllowance, Drift: 1,
 			// The clock may be a hundredth faster than the holders', and wrong by twice the
-			// allowance. The grace depends on the TTL, so the client computes it: see Node.px.
+			// allowance. The grace depends on the TTL, so the client computes it: see Node.span.
 			Quarantine: cfg.Guard + cfg.Guard/100 + 2*DefaultAllowance,
 		}}
 	}
