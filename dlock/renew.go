@@ -94,6 +94,7 @@ func (l *Lease) renew(d time.Duration) error {
 	l.mu.Unlock()
 	g, err := l.held.Renew(ctx, r)
 	took, now := time.Since(start), c.clock.Fresh()
+	c.renewals.note(err, took)
 
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -135,6 +136,8 @@ type renewals struct {
 	mu      sync.Mutex
 	due     []*Lease // in the order in which they became due
 	running int
+	usual   time.Duration // how long a renewal takes that succeeds
+	failed  int           // how many failed since the last success
 	workers sync.WaitGroup
 }
 
@@ -142,9 +145,10 @@ const (
 	// mostRenewals is how many renewals run at a time: 10,000 leases with a TTL of 10 s, each
 	// renewed every 3 s, need half as many if a round trip takes 80 ms.
 	mostRenewals = 512
-	// leastPatience is how long a renewal may take that others wait behind: a slow backend does not
-	// hang.
-	leastPatience = 500 * time.Millisecond
+	// A renewal that others wait behind may take leastPatience, or manyTimes the usual time if
+	// that is more: a slow backend does not hang.
+	leastPatience = 250 * time.Millisecond
+	manyTimes     = 10
 )
 
 // start renews l, at once or after those that are due before it. It does not block.
@@ -169,17 +173,34 @@ func (r *renewals) work() {
 		}
 		l := r.due[0]
 		r.due[0], r.due = nil, r.due[1:]
+		d := r.patience(l)
 		r.mu.Unlock()
-		_ = l.renew(l.patience()) // its outcome is in the lease
+		_ = l.renew(d) // its outcome is in the lease
 	}
 }
 
 // patience is how long a renewal may take: a third of the TTL, so that one that hangs leaves
-// time for another. It is shorter if there are more leases than places, so that each lease is renewed
-// within a third of its TTL, also while one server of several hangs.
-func (l *Lease) patience() time.Duration {
+// time for another. It is shorter if there are more leases than places and some renewals
+// succeed, so that each lease is renewed within a third of its TTL, also while one server of
+// several hangs. r.mu is held.
+func (r *renewals) patience(l *Lease) time.Duration {
 	third, held := l.ttl/3, time.Duration(l.c.count.held.Load())
-	return min(third, max(leastPatience, third/max(held, 1)*mostRenewals))
+	if held <= mostRenewals || r.failed > mostRenewals {
+		return third
+	}
+	return min(third, max(leastPatience, manyTimes*r.usual, third/held*mostRenewals))
+}
+
+// note records the outcome of a renewal.
+func (r *renewals) note(err error, took time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err != nil {
+		r.failed++
+		return
+	}
+	r.failed = 0
+	r.usual += (took - r.usual) / 16
 }
 
 // bySession reports whether locks end with the process, whatever their TTL.

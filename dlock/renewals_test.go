@@ -84,6 +84,34 @@ func TestAServerThatHangsTakesNoLeaseOfTheOthers(t *testing.T) {
 	})
 }
 
+// Every renewal takes longer than it may while all leases are to be renewed within a third of the TTL.
+// A client that gave up each of them after that time would lose all its leases.
+func TestAServerThatIsSlowTakesNoLease(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		const leases = 3000
+		s := newSpy()
+		c := newSpyClient(t, s)
+		for i := range leases {
+			lock(t, c, fmt.Sprint(i))
+		}
+		s.set(func() {
+			s.renew = func(ctx context.Context, _ *driver.Renewal) error {
+				select {
+				case <-time.After(700 * time.Millisecond):
+					return nil
+				case <-ctx.Done():
+					return ctx.Err()
+				}
+			}
+		})
+		time.Sleep(20 * time.Second)
+		if held := c.Stats().Held; held != leases {
+			t.Errorf("%d of %d leases are held", held, leases)
+		}
+	})
+}
+
 func TestLeasesOfTheShortestTTLsArePromptBesideManyOthers(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
