@@ -11,9 +11,10 @@ import (
 )
 
 // Harness returns a harness for the server at addr whose backends each reach it through a proxy
-// of their own. open opens a backend with the proxy's address. The suite closes the proxy after the
-// backend, at the end of its case (Closed). The harness can break the link of any backend
-// (Faults.Partition, Heal, Slow, DropReply and Reset), and counts the connections. If the server
+// of their own. open opens a backend with the proxy's address: a pointer, or another value that can be
+// compared. The suite closes the proxy after the backend, at the end of its case (Closed). The
+// harness can break the link of any backend (Faults.Partition, Heal, Slow, DropReply and Reset), and
+// counts the connections. If the server
 // sends anything but answers, replace DropReply by that of DropAnswer. Set further
 // fields if the test can do more, such as Kill and Pause of a server.Server, or Residue.
 //
