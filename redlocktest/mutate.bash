@@ -30,7 +30,7 @@ scripts=drivers/internal/redisnode/lua
 table=redlocktest/testdata/equivalent-mutants.txt
 
 # The Go files that decide who holds a lock, with which token and until when.
-decide=$(echo drivers/redlock/{bid,guard,node,terms,verdict}.go dlock/{lease,renew,tenure}.go \
+decide=$(echo drivers/redlock/{bid,guard,node,terms,verdict}.go dlock/{lease,tenure}.go \
 	driver/base/{calls,lease,session,undo}.go drivers/file/state.go drivers/memory/{lease,space}.go)
 
 # mutants FILE... prints each mutant as "file<TAB>line<TAB>column<TAB>length<TAB>new text<TAB>name".

@@ -208,7 +208,11 @@ var misconfigurations = map[string]misconfiguration{
 	"asynchronous standby": {"replication-async warning", func(w *world) (string, mender) {
 		primary := server.Postgres(w.t)
 		server.Postgres(w.t, server.WithReplicaOf(primary))
-		return primary.URL(), w.shell
+		return primary.URL(), func(driver.Diagnostic) error { // its remedy says so
+			w.psql(primary, "ALTER SYSTEM SET synchronous_standby_names = '*'")
+			w.psql(primary, "SELECT pg_reload_conf()")
+			return nil
+		}
 	}, deep},
 
 	"folder without sticky bit": {"folder-not-sticky warning 0777", func(w *world) (string, mender) {

@@ -25,7 +25,7 @@ func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 		}
 		err := b.accepted(ctx, conn.PgConn())
 		if err == nil || errors.Is(err, driver.ErrRefused) { // other causes may lie behind the first
-			err = cmp.Or(err, checkSettings(ctx, conn.PgConn(), c))
+			err = cmp.Or(err, b.checkSettings(ctx, conn.PgConn(), c))
 		}
 		if !errors.Is(err, driver.ErrRefused) {
 			return err
@@ -57,7 +57,7 @@ const asynchronous = `(SELECT count(*) > 0 AND (current_setting('synchronous_sta
 	count(sync_state) = count(*) AND count(*) FILTER (WHERE sync_state IN ('sync', 'quorum')) = 0) FROM pg_stat_replication)`
 
 // checkSettings looks for settings that lose tokens or locks, and for a wrong clock.
-func checkSettings(ctx context.Context, pc *pgconn.PgConn, c *base.Findings) error {
+func (b *Backend) checkSettings(ctx context.Context, pc *pgconn.PgConn, c *base.Findings) error {
 	asked := time.Now()
 	row, err := query(ctx, pc, "SELECT "+microseconds("clock_timestamp()")+", current_setting('fsync'), "+
 		asynchronous+", (SELECT count(*) || ' standbys' FROM pg_stat_replication)")
@@ -66,9 +66,10 @@ func checkSettings(ctx context.Context, pc *pgconn.PgConn, c *base.Findings) err
 	}
 	c.Clock(time.UnixMicro(value(row[0])), asked)
 	if fsync := string(row[1]); fsync != "on" {
-		c.Add("fsync", driver.SeverityUnsafe, "turn fsync on", "fsync is off: after a crash of the machine tokens may be given a second time").Measured = fsync
+		d := c.Add("fsync", driver.SeverityUnsafe, "turn fsync on", "fsync is off: after a crash of the machine tokens may be given a second time")
+		d.Measured, d.Command = fsync, printable.CommandLine("psql", b.String(), "-c", "ALTER SYSTEM SET fsync = on", "-c", "SELECT pg_reload_conf()")
 	}
-	if value(row[2]) == 1 {
+	if value(row[2]) == 1 { // no command: with a lone standby that is away, commits would wait
 		c.Add("replication-async", driver.SeverityWarning, "make a standby synchronous (synchronous_standby_names), or set restart_guard",
 			"standbys follow asynchronously: a promotion may forget held locks, and tokens then rise only if the clocks agree").Measured = string(row[3])
 	}
