@@ -34,7 +34,7 @@ func TestALeaseOutlivesAShorterGuard(t *testing.T) {
 	} {
 		t.Run(c.schedule, func(t *testing.T) {
 			run := func(broken simBroken) error {
-				w := &world{active: map[*holder]time.Time{}, orderly: true}
+				w := &changeWorld{world: &world{active: map[*holder]time.Time{}, orderly: true}}
 				synctest.Test(t, func(t *testing.T) { w.shorten(t, broken, c.forgets, c.repeated) })
 				return w.problem
 			}
@@ -48,64 +48,113 @@ func TestALeaseOutlivesAShorterGuard(t *testing.T) {
 	}
 }
 
-// shorten takes a lease, states a shorter guard, and takes the next lease.
-func (w *world) shorten(t *testing.T, broken simBroken, forgets map[string][]int, repeated bool) {
-	const before, after = 600 * time.Millisecond, 150 * time.Millisecond
-	w.guard, w.allow, w.rng = before, 40*time.Millisecond, rand.New(rand.NewPCG(1, 1))
-	for i := range 3 {
-		w.servers = append(w.servers, newSimServer(i))
-		w.servers[i].broken = broken
-	}
-	w.prime(3)
-	m := newSimMachine(1, false)
-	open := func(guard time.Duration, far int) *Backend { // no packet reaches the node far
-		nodes := make([]driver.Backend, 3)
-		for i, srv := range w.servers {
-			net := &network{delay: time.Millisecond}
-			if i == far {
-				net.lose = 1
-			}
-			nodes[i] = &simNode{s: srv, net: net, machine: m, life: time.Hour, rng: rand.New(rand.NewPCG(1, uint64(i)))}
+// The guard was lengthened, and a client has a lease of the longer one, on nodes 0 and 1. Nodes come back with a
+// memory of before the change, and with it the shorter quarantine, which ends before the lease.
+func TestALeaseOutlivesAForgottenLongerGuard(t *testing.T) {
+	for _, forget := range [][]int{{1}, {1, 2}} {
+		run := func(broken simBroken) error {
+			c := &changeWorld{world: &world{active: map[*holder]time.Time{}, orderly: true}}
+			synctest.Test(t, func(t *testing.T) { c.lengthen(t, broken, forget) })
+			return c.problem
 		}
-		b, err := New(nodes, &Options{Guard: guard, ClockAllowance: w.allow, NodeTimeout: 50 * time.Millisecond})
-		drivertest.Must(t, err)
-		b.clock = m.clock
-		t.Cleanup(func() { _ = b.Close() })
-		return b
+		if err := run(simBroken{}); err != nil {
+			t.Errorf("%v: %v", forget, err)
+		}
+		if run(simBroken{own: true}) == nil {
+			t.Errorf("%v: the quarantine of the others' terms is taken out, and nothing noticed", forget)
+		}
 	}
+}
+
+// changeWorld is a world of three servers whose guard changes.
+type changeWorld struct {
+	*world
+	t *testing.T
+	m *simMachine
+}
+
+func (c *changeWorld) begin(t *testing.T, broken simBroken, guard time.Duration) {
+	c.t, c.m = t, newSimMachine(1, false)
+	c.guard, c.allow, c.rng = guard, 40*time.Millisecond, rand.New(rand.NewPCG(1, 1))
+	for i := range 3 {
+		c.servers = append(c.servers, newSimServer(i))
+		c.servers[i].broken = broken
+	}
+	c.prime(3)
+}
+
+// open opens a client of a guard. No packet reaches the node far.
+func (c *changeWorld) open(guard time.Duration, far int) *Backend {
+	nodes := make([]driver.Backend, 3)
+	for i, srv := range c.servers {
+		net := &network{delay: time.Millisecond}
+		if i == far {
+			net.lose = 1
+		}
+		nodes[i] = &simNode{s: srv, net: net, machine: c.m, life: time.Hour, rng: rand.New(rand.NewPCG(1, uint64(i)))}
+	}
+	b, err := New(nodes, &Options{Guard: guard, ClockAllowance: c.allow, NodeTimeout: 50 * time.Millisecond})
+	drivertest.Must(c.t, err)
+	b.clock = c.m.clock
+	c.t.Cleanup(func() { _ = b.Close() })
+	return b
+}
+
+func (c *changeWorld) take(b *Backend, owner string, ttl time.Duration) {
+	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		l, err := b.Acquire(c.t.Context(), &driver.Request{Key: simKeyName, Owner: owner, TTL: ttl})
+		if err == nil {
+			c.granted(&holder{m: c.m}, l.Grant(), c.m.end(l.(*lease).expiry()), c.largest)
+			return
+		}
+		if time.Now().After(end) {
+			c.t.Fatal(err)
+		}
+	}
+}
+
+// state states a change. It fails where a node was restarted just then.
+func (c *changeWorld) state(b *Backend) {
+	for {
+		if _, err := b.Bootstrap(c.t.Context(), &quorum.Bootstrap{Statement: quorum.StateChanged}); err == nil {
+			return
+		}
+	}
+}
+
+func (c *changeWorld) lengthen(t *testing.T, broken simBroken, forget []int) {
+	const before, after = 150 * time.Millisecond, 600 * time.Millisecond
+	c.begin(t, broken, before)
+	known := make([]int, 3) // what each node had written before the change
+	for i, srv := range c.servers {
+		known[i] = len(srv.written) - 1
+	}
+	c.state(c.open(after, -1))
+	c.take(c.open(after, 2), "a lease of the longer guard", after)
+	for _, i := range forget {
+		c.servers[i].restart(func(int) int { return known[i] })
+	}
+	c.take(c.open(before, -1), "a lease of the shorter guard", before)
+}
+
+// shorten takes a lease, states a shorter guard, and takes the next lease.
+func (c *changeWorld) shorten(t *testing.T, broken simBroken, forgets map[string][]int, repeated bool) {
+	const before, after = 600 * time.Millisecond, 150 * time.Millisecond
+	c.begin(t, broken, before)
 	forget := func(step string) {
 		for _, i := range forgets[step] {
-			w.servers[i].restart(func(int) int { return 0 })
+			c.servers[i].restart(func(int) int { return 0 })
 		}
 	}
-	take := func(b *Backend, owner string, ttl time.Duration) {
-		for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
-			l, err := b.Acquire(t.Context(), &driver.Request{Key: simKeyName, Owner: owner, TTL: ttl})
-			if err == nil {
-				w.granted(&holder{m: m}, l.Grant(), m.end(l.(*lease).expiry()), w.largest)
-				return
-			}
-			if time.Now().After(end) {
-				t.Fatal(err)
-			}
-		}
-	}
-	take(open(before, 2), "a lease of the longer guard", before)
+	c.take(c.open(before, 2), "a lease of the longer guard", before)
 	forget("before")
-	b := open(after, -1)
+	b := c.open(after, -1)
 	time.AfterFunc(3*time.Millisecond, func() { forget("during") })
-	state := func() {
-		for { // it fails where a node was restarted just then
-			if _, err := b.Bootstrap(t.Context(), &quorum.Bootstrap{Statement: quorum.StateChanged}); err == nil {
-				return
-			}
-		}
-	}
-	state()
+	c.state(b)
 	if repeated {
 		forget("again")
-		state()
+		c.state(b)
 	}
 	forget("after")
-	take(open(after, -1), "a lease of the shorter guard", after)
+	c.take(c.open(after, -1), "a lease of the shorter guard", after)
 }
