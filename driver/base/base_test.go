@@ -357,7 +357,7 @@ func TestALeaseFreesItsLockAtItsEnd(t *testing.T) {
 		if s.releases.Load() != 0 {
 			t.Error("freed before its end")
 		}
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		synctest.Wait() // freed
 		if _, err := l.Renew(t.Context(), &driver.Renewal{TTL: time.Second}); !errors.Is(err, driver.ErrLost) {
 			t.Errorf("Renew after the end: %v", err)
