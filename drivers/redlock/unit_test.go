@@ -730,21 +730,33 @@ func TestAnErrorNamesEachNodeOnce(t *testing.T) {
 // A renewal that no majority confirmed says how many did, and why the others did not.
 func TestARenewalWithoutAMajoritySaysWhoConfirmed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var nodes []driver.Backend
-		for i := range 3 {
-			nodes = append(nodes, named{memory.New(), fmt.Sprint("n", i)})
+		nodes := []driver.Backend{named{memory.New(), "n0"}}
+		for _, name := range []string{"n1", "n2"} {
+			nodes = append(nodes, named{closesLater{memory.New()}, name})
 		}
 		l, err := opened(t, nodes, nil).Acquire(t.Context(), request1("k", "me", time.Second))
 		drivertest.Must(t, err)
 		synctest.Wait()
-		for _, n := range nodes[1:] {
-			n.(named).Backend.(*memory.Backend).Fail(errors.New("EOF"))
-		}
 		const want = "a majority did not confirm the renewal (1 of 3 nodes confirmed, 2 needed: n1: EOF; n2: EOF)"
 		if _, err := l.Renew(t.Context(), &driver.Renewal{TTL: time.Second}); err == nil || err.Error() != want {
 			t.Errorf("got  %v\nwant %s", err, want)
 		}
 	})
+}
+
+// closesLater is a node that closes the connection in a renewal, after others have answered.
+type closesLater struct{ driver.Backend }
+
+func (b closesLater) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
+	l, err := b.Backend.Acquire(ctx, r)
+	return closesLaterLease{l}, err
+}
+
+type closesLaterLease struct{ driver.Lease }
+
+func (closesLaterLease) Renew(context.Context, *driver.Renewal) (driver.Grant, error) {
+	time.Sleep(time.Millisecond)
+	return driver.Grant{}, errors.New("EOF")
 }
 
 // hangingList is a node whose List hangs until the caller's context ends.
