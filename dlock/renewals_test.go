@@ -84,8 +84,8 @@ func TestAServerThatHangsTakesNoLeaseOfTheOthers(t *testing.T) {
 	})
 }
 
-// Every renewal takes longer than it may while all leases are to be renewed within a third of the TTL.
-// A client that gave up each of them after that time would lose all its leases.
+// With so many leases, a third of the TTL leaves each renewal less time than this server takes. A client that
+// gave up each of them after that time would lose all its leases.
 func TestAServerThatIsSlowTakesNoLease(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
