@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -17,6 +18,7 @@ import (
 
 // remembering is a node that says what its server remembers, look after look; the last answer stays.
 // "down" is an error, and "hangs" no answer. With "!" statements fail, and with "?" the second one does.
+// "5" is a memory of a quorum of five.
 type remembering struct {
 	driver.Backend
 	t      *testing.T
@@ -46,6 +48,10 @@ func (r *remembering) Bootstrap(ctx context.Context, b *quorum.Bootstrap) (*quor
 		return &quorum.MemoryReport{}, nil
 	}
 	r.looks++
+	terms := r.terms
+	if n, err := strconv.Atoi(says); err == nil {
+		says, terms = "kept", &quorum.Terms{N: n, Guard: b.Quorum.Guard}
+	}
 	switch says {
 	case "down":
 		return nil, errors.New(says)
@@ -55,7 +61,7 @@ func (r *remembering) Bootstrap(ctx context.Context, b *quorum.Bootstrap) (*quor
 	}
 	for m := quorum.MemoryUnguarded; ; m++ {
 		if m.String() == strings.TrimRight(says, "!?") {
-			return &quorum.MemoryReport{Memory: m, Server: r.server, Clock: time.Now(), Terms: r.terms}, nil
+			return &quorum.MemoryReport{Memory: m, Server: r.server, Clock: time.Now(), Terms: terms}, nil
 		}
 	}
 }
@@ -163,6 +169,17 @@ func TestAStatementToAllNodes(t *testing.T) {
 		{"kept! new kept", quorum.StateChanged, false, "c c c", 2, quorum.MemoryKept, "node n0: no"},
 		{"kept? new kept", quorum.StateChanged, false, "cc cc cc", 2, quorum.MemoryKept, "node n0: no"},
 		{"unguarded unguarded unguarded", quorum.StateChanged, false, "  ", 0, quorum.MemoryUnguarded, ""},
+		{"1 new new", quorum.StateChanged, false, "cc cc cc", 3, quorum.MemoryKept, ""},
+		{"2 2 new", quorum.StateChanged, false, "cc cc cc", 3, quorum.MemoryKept, ""},
+		{"4 4 new", quorum.StateChanged, false, "cc cc cc", 3, quorum.MemoryKept, ""},
+		{"5 5 5", quorum.StateChanged, false, "cc cc cc", 3, quorum.MemoryKept, ""},
+		{"3 5 5", quorum.StateChanged, false, "cc cc cc", 3, quorum.MemoryKept, ""},
+		{"3 new new", quorum.StateChanged, false, "cc cc cc", 3, quorum.MemoryKept, ""},
+		{"2 new new", quorum.StateChanged, false, "cc cc cc", 3, quorum.MemoryKept, ""},
+		{"4 new new", quorum.StateChanged, false, "  ", 0, quorum.MemoryKept, "of the 4 nodes of the old list 3 are not in this one"},
+		{"5 5 new", quorum.StateChanged, false, "  ", 0, quorum.MemoryKept, "of the 5 nodes of the old list 3 are not in this one"},
+		{"7 7 7", quorum.StateChanged, false, "  ", 0, quorum.MemoryKept, "of the 7 nodes of the old list 4 are not in this one"},
+		{"7 7 7", quorum.StateChanged, true, "  ", 0, quorum.MemoryKept, "of the 7 nodes of the old list 4 are not in this one"},
 		{"kept kept same", quorum.StateChanged, false, "  ", 0, quorum.MemoryKept, "nodes n0 and n2 are the same server"},
 		{"kept kept same", quorum.StateChanged, true, "  ", 0, quorum.MemoryKept, "nodes n0 and n2 are the same server"},
 	} {

@@ -109,7 +109,9 @@
 //
 //   - More or fewer nodes: run "dlock bootstrap --changed" with the URL of the new list, whose
 //     nodes must all answer. From then on clients with the old list are refused; all other
-//     clients are refused for one guard. Give the new list to all clients in that time. Only
+//     clients are refused for one guard. Give the new list to all clients in that time. A list
+//     without a majority of the old nodes would leave the old clients theirs: it is refused, as
+//     far as the nodes remember (seven nodes become five, and then three). Only
 //     the number of nodes tells the lists apart: to replace a node by one at another address,
 //     first add the new one, then remove the old one. A new machine at the same address needs
 //     nothing.

@@ -180,7 +180,7 @@ func hasError(errs []error) bool {
 // Bootstrap states that the nodes are new, or that the quorum has changed: the nodes' number and terms
 // become those of this backend. All nodes must answer; and for StateNew none may have a memory. Replacing
 // a node takes two changes, because only the number tells clients with the old list apart: first add the
-// new node, then remove the old one.
+// new node, then remove the old one. A change that leaves a majority of the old list out is refused.
 //
 // A dry run reports the nodes that answer. Its error names a node that does not answer, or says
 // why the statement could not be made. If a statement fails on some nodes the report names
@@ -229,6 +229,27 @@ func (b *Backend) fits(s quorum.Statement, r *quorum.MemoryReport) error {
 	}
 	if s == quorum.StateNew && r.Memory == quorum.MemoryKept {
 		return &driver.RefusedError{Reason: "the servers are not new: some of them remember locks"}
+	}
+	if s == quorum.StateChanged {
+		return b.keepsOut(r)
+	}
+	return nil
+}
+
+// keepsOut refuses a change that leaves a majority of the old list out: its clients would go on there, beside
+// those of the new list. A node that has forgotten counts as missing, because a new one looks the same.
+func (b *Backend) keepsOut(r *quorum.MemoryReport) error {
+	with := map[int]int{} // nodes, by the number of nodes that they remember
+	for _, n := range r.Nodes {
+		if n.Report != nil && n.Report.Terms != nil {
+			with[n.Report.Terms.N]++
+		}
+	}
+	for old, here := range with {
+		here += with[len(b.nodes)] // of an earlier try
+		if missing := old - here; old != len(b.nodes) && missing > old/2 {
+			return &driver.RefusedError{Reason: fmt.Sprintf("of the %d nodes of the old list %d are not in this one, or have forgotten it, and clients with the old list could still lock on them: take out less than a majority at a time; if nodes have forgotten, first run this with the old list", old, missing)}
+		}
 	}
 	return nil
 }

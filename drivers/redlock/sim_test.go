@@ -468,15 +468,20 @@ func (w *world) change(s sabotage) {
 	if w.kind.grows {
 		servers = servers[:8-w.before]
 	}
-	b := w.open(operator, servers, rng, s)
-	defer func() { _ = b.Close() }()
-	for {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-		_, err := b.Bootstrap(ctx, &quorum.Bootstrap{Statement: quorum.StateChanged})
-		cancel()
-		if err == nil {
-			return
+	state := func(servers []*simServer) error {
+		b := w.open(operator, servers, rng, s)
+		defer func() { _ = b.Close() }()
+		for {
+			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+			_, err := b.Bootstrap(ctx, &quorum.Bootstrap{Statement: quorum.StateChanged})
+			cancel()
+			if err == nil || errors.Is(err, driver.ErrRefused) {
+				return err
+			}
 		}
+	}
+	for state(servers) != nil { // too few nodes remember the old list
+		_ = state(w.servers[:w.before])
 	}
 }
 
