@@ -148,7 +148,7 @@ func open(name, dsn string, whole *driver.Config, c *config) (b driver.Backend, 
 	}
 	c.prefix = cfg.Prefix
 	cfg.Resolve = func(url string) (driver.Backend, error) {
-		return openBackend(url, cfg, "the quorum, not to one of its nodes")
+		return openBackend(url, cfg, "the whole URL, not to one of those in it")
 	}
 	return d.Open(cfg)
 }

@@ -59,7 +59,12 @@ func (opener) Open(cfg *driver.Config) (driver.Backend, error) {
 		_ = old.Close() // nothing was sent
 		return nil, fmt.Errorf("%s: %w", newSide, err)
 	}
-	return New(old, new), nil
+	b := New(old, new)
+	if b.old.String() == b.new.String() {
+		_ = b.Close() // nothing was sent
+		return nil, driver.Invalid("URL", "names one backend twice: must be both:OLD NEW, of two different ones")
+	}
+	return b, nil
 }
 
 const oldSide, newSide = "old backend", "new backend"

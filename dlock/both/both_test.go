@@ -372,7 +372,7 @@ func TestAURLOpensBoth(t *testing.T) {
 		t.Errorf("the TTL is %v", c.TTL())
 	}
 	unlock(t, l)
-	for _, url := range []string{"both:", "both:memory:a", "both:memory:a memory:b memory:c", "both:memory:a nosuch:", "both:memory:a memory:b?dbb=1", "both:memory:a memory:b?prefix=x:"} {
+	for _, url := range []string{"both:", "both:memory:a", "both:memory:a memory:b memory:c", "both:memory:a nosuch:", "both:memory:a memory:b?dbb=1", "both:memory:a memory:b?prefix=x:", "both:memory:a memory:a"} {
 		if _, err := dlock.OpenURL(url); !errors.Is(err, dlock.ErrInvalid) {
 			t.Errorf("%s: %v", url, err)
 		}

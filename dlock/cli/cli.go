@@ -270,7 +270,3 @@ func optional[T any](c *dlock.Client, cannot string) (T, error) {
 	}
 	return t, nil
 }
-
-func inspector(c *dlock.Client) (driver.Inspector, error) {
-	return optional[driver.Inspector](c, "cannot tell who holds what")
-}

@@ -168,13 +168,14 @@
 // the restart guard.
 //
 //	--url URL         the backend (dlock help url); with --changed the new URL
-//	--changed         state that the quorum has changed: its nodes, more or fewer than they were,
-//	                  and its terms, restart_guard (the longest TTL), clock_allowance and
-//	                  drift_percent, are those of the URL from now on. No lock is granted for one
-//	                  restart guard, the longer of the two, in which all earlier leases end. Then
-//	                  give all clients the URL. If a node fails meanwhile, nothing is unsafe: run
-//	                  it again. After a guard was shortened, a node that forgets locks still waits
-//	                  for the longer one, until this is run again
+//	--changed         state that the quorum has changed: its nodes, more or fewer than they were
+//	                  (no majority of the old ones may leave at once), and its terms,
+//	                  restart_guard (the longest TTL), clock_allowance and drift_percent, are those
+//	                  of the URL from now on. No lock is granted for one restart guard, the longer
+//	                  of the two, in which all earlier leases end. Then give all clients the URL.
+//	                  If a node fails meanwhile, nothing is unsafe: run it again. After a guard was
+//	                  shortened, a node that forgets locks still waits for the longer one, until
+//	                  this is run again
 //	--dry-run         change nothing, and show what each server remembers, and its terms; with
 //	                  --changed also whether it could be done
 //	--sql             change nothing, and print the SQL that an administrator of the database runs
@@ -246,7 +247,8 @@
 // and empty is an error, and so is "memory:", which locks nothing between processes. A URL with a
 // password is refused as a flag, because every user of the machine can read command lines: put it
 // into the environment, or better into a file. If every user can write that file, it is refused,
-// and if every user can read it, a password in it is. "dlock drivers" lists the forms.
+// and if every user can read it, a password in it is. "dlock drivers" lists the forms. Of both: give
+// status, unlock and doctor each of the two URLs in turn.
 //
 // # environment
 //

@@ -26,7 +26,7 @@ func newDoctor(c *call) func() error {
 			return err
 		}
 		return c.once(func(ctx context.Context, client *dlock.Client) error {
-			i, err := inspector(client)
+			i, err := optional[driver.Inspector](client, "cannot be checked")
 			if err != nil {
 				return err
 			}

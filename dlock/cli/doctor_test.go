@@ -27,7 +27,7 @@ func examine(t *testing.T, url string) (map[string]driver.Diagnostic, error) {
 		t.Fatal(err)
 	}
 	defer c.Close() //nolint:errcheck // nothing is held
-	i, err := inspector(c)
+	i, err := optional[driver.Inspector](c, "cannot be checked")
 	if err != nil {
 		t.Fatal(err)
 	}

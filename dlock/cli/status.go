@@ -52,7 +52,7 @@ func statesOf(ctx context.Context, c *dlock.Client, keys []string) ([]*driver.St
 	if len(keys) > 0 {
 		return all, nil
 	}
-	i, err := inspector(c)
+	i, err := optional[driver.Inspector](c, "cannot tell who holds what")
 	if err == nil {
 		err = i.List(ctx, "", func(state *driver.State) bool { all = append(all, state); return true })
 	}

@@ -122,6 +122,7 @@ func TestUsesAndWhatComesOfThem(t *testing.T) {
 		{"run --url= k -- true", exitUsage, "", "--url is empty"},
 		{"run --wiat 3s k -- true", exitUsage, "", "no such flag: dlock run has --at-least, "},
 		{"rnu k -- true", exitUsage, "", "did you mean dlock run KEY"},
+		{"doctor --url|both:memory:a memory:b", exitUsage, "", "memory and memory: cannot be checked"},
 		{"walk", exitUsage, "", "no such command: dlock has bootstrap, completion, "},
 		{"help walk", exitUsage, "", "no such command or topic"},
 		{"help run run", exitUsage, "", "wrong arguments: dlock help"},
