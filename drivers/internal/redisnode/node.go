@@ -47,6 +47,7 @@ type Node struct {
 	ending   chan struct{} // closed when Close begins…
 	over     chan struct{} // …closed when nothing is repeated any more
 	work     async.Tracker // calls that callers wait for, and clean-ups
+	hearing  async.Tracker // subscribers
 	wg       async.Tracker // goroutines
 	cleaning atomic.Int64
 }
@@ -192,6 +193,7 @@ func (n *Node) Close() error {
 	n.work.Await(n.cfg.CallTimeout + n.cfg.CallTimeout/4) // one for an in-doubt call, one for its release
 	close(n.over)
 	n.router.close()
+	n.hearing.Await(n.cfg.CallTimeout / 4) // go-redis logs a connection that ends before its subscription
 	err := n.cfg.Client.Close()
 	if !n.wg.Await(n.cfg.CallTimeout + n.cfg.CallTimeout/4) {
 		err = errors.Join(err, fmt.Errorf("%s: calls are still under way on the application's client, until its own timeouts end them", n.cfg.Addr))

@@ -67,6 +67,7 @@ func (q *waitQueue) subscriber(shard string) *subscriber {
 		s = &subscriber{queue: q, shard: shard, id: rand.Text()[:16], ready: make(chan struct{})}
 		s.over, s.end = context.WithCancel(context.Background())
 		q.subscribers[shard] = s
+		q.node.hearing.Add()
 		q.node.wg.Go(s.run)
 	}
 	return s
@@ -101,6 +102,7 @@ func (s *subscriber) proven() bool {
 // run connects, and serves the connection, until the subscriber's end.
 func (s *subscriber) run() {
 	q, pause := s.queue, time.Duration(0)
+	defer q.node.hearing.Done()
 	for s.over.Err() == nil {
 		c, err := s.open()
 		if err == nil {
