@@ -75,6 +75,8 @@ func (b *Backend) explain(err error) error {
 		}
 	case codes.Unimplemented:
 		return &driver.RefusedError{Reason: "the server is no etcd of version 3", Err: errors.New(answer)}
+	case codes.DataLoss:
+		return errors.New("the members' data differ: replace those that the logs of etcd name, then disarm the alarm: " + answer)
 	case codes.Internal:
 		return errors.New(answer)
 	case codes.DeadlineExceeded, codes.Canceled: // of gRPC, which the caller's context is not

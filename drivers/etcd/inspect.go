@@ -193,8 +193,18 @@ func (b *Backend) checkMember(ctx context.Context, c *clientv3.Client, found *ba
 		found.Add("no-leader", driver.SeverityWarning, "check that a majority of the members runs, and that they can reach each other", "the member knows no leader")
 	}
 	for _, e := range s.Errors {
-		d := found.Add("alarm", driver.SeverityWarning, "compact and defragment the database or raise its quota, then disarm the alarm", "the member reports %s", e)
-		d.Measured, d.Command = e, "etcdctl --endpoints "+found.Node+" defrag && etcdctl --endpoints "+found.Node+" alarm disarm"
+		checkAlarm(e, found)
+	}
+}
+
+// checkAlarm adds a finding for an alarm among the errors that a member reports.
+func checkAlarm(text string, found *base.Findings) {
+	switch {
+	case strings.Contains(text, "alarm:NOSPACE"):
+		found.Add("alarm", driver.SeverityWarning, "compact and defragment the database or raise its quota, then disarm the alarm", "the database is larger than its quota, and the member accepts no writes").
+			Command = "etcdctl --endpoints " + found.Node + " defrag && etcdctl --endpoints " + found.Node + " alarm disarm"
+	case strings.Contains(text, "alarm:CORRUPT"):
+		found.Add("alarm", driver.SeverityUnsafe, "replace the members whose data differ, which the logs of etcd name; disarm the alarm only then", "the members' data differ, and the cluster accepts no requests")
 	}
 }
 

@@ -5,6 +5,8 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/redlock-go/redlock/driver/base"
 )
 
 // SetClock makes b's own clock wrong.
@@ -46,6 +48,22 @@ func TestWhenALeaseCounts(t *testing.T) {
 		from, ok := (&session{start: kept, term: x.term}).covers(kept.Add(x.sent), 7)
 		if ok != x.ok || !from.Equal(kept.Add(x.want)) {
 			t.Errorf("%+v: it counts from %v, %v", x, from.Sub(kept), ok)
+		}
+	}
+}
+
+// TestAnAlarmHasItsOwnRemedy: an alarm that the members' data differ must not be disarmed before that is mended.
+func TestAnAlarmHasItsOwnRemedy(t *testing.T) {
+	for text, want := range map[string]string{ // as etcd 3.4 to 3.6 report them
+		"memberID:4334704629544157558 alarm:NOSPACE ": "etcdctl --endpoints http://a:2379 defrag && etcdctl --endpoints http://a:2379 alarm disarm",
+		"memberID:4334704629544157558 alarm:CORRUPT ": "",
+		"etcdserver: no leader":                       "none",
+	} {
+		found := &base.Findings{Node: "http://a:2379"}
+		checkAlarm(text, found)
+		all, err := found.Result(nil)
+		if len(all) != 1 && want != "none" || len(all) == 1 && (all[0].Command != want || all[0].Remedy == "") || err != nil {
+			t.Errorf("%s: %+v, %v", text, all, err)
 		}
 	}
 }
