@@ -86,7 +86,7 @@ func (a *attempt) leave() {
 	case a.key != "":
 		a.abandon()
 	default:
-		a.s.leave()
+		a.place.leave()
 	}
 	a.place, a.before, a.from = place{b: a.b}, nil, time.Time{}
 }

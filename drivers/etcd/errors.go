@@ -43,14 +43,22 @@ func reason(ctx context.Context, method string, req, reply any, c *grpc.ClientCo
 	return status.Error(codes.Internal, why)
 }
 
-// definite reports whether err is a server's answer that says that the request had no effect.
-func definite(err error) bool {
+// forbidden reports whether err is a server's answer that says that the user may not make the request.
+func forbidden(err error) bool {
 	switch code(err) {
-	case codes.Unauthenticated, codes.PermissionDenied, codes.InvalidArgument, codes.FailedPrecondition,
-		codes.NotFound, codes.ResourceExhausted, codes.Unimplemented, codes.OutOfRange:
+	case codes.Unauthenticated, codes.PermissionDenied, codes.InvalidArgument, codes.FailedPrecondition:
 		return true
 	}
 	return false
+}
+
+// definite reports whether err is a server's answer that says that the request had no effect.
+func definite(err error) bool {
+	switch code(err) {
+	case codes.NotFound, codes.ResourceExhausted, codes.Unimplemented, codes.OutOfRange:
+		return true
+	}
+	return forbidden(err)
 }
 
 // answered reports whether err is a server's answer, nil or not.
@@ -59,12 +67,13 @@ func answered(err error) bool { return err == nil || definite(err) }
 // explain turns the client's error into this driver's: a refusal, or an unknown outcome.
 func (b *Backend) explain(err error) error {
 	answer := status.Convert(err).Message()
-	switch code(err) {
-	case codes.Unauthenticated, codes.PermissionDenied, codes.InvalidArgument, codes.FailedPrecondition:
+	if forbidden(err) {
 		return &driver.RefusedError{
 			Reason: "etcd refuses: check the user, the password, and the role's permission to read and write under " + b.opt.Path,
 			Err:    errors.New(answer),
 		}
+	}
+	switch code(err) {
 	case codes.ResourceExhausted:
 		if errors.Is(err, rpctypes.ErrTooManyRequests) {
 			return &driver.RefusedError{RetryAfter: time.Second, Reason: "etcd has too many requests under way"}

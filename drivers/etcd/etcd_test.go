@@ -300,6 +300,34 @@ func enableAuth(t *testing.T, g *server.Group, password string) {
 	must(t, err)
 }
 
+// TestALockThatMayNotBeReleasedEnds: its holder has lost the permission, and goes on with other locks. The
+// etcd lease that they share is not kept alive for it.
+func TestALockThatMayNotBeReleasedEnds(t *testing.T) {
+	t.Parallel()
+	const secret = "pw-c4n4ry"
+	g := server.Etcd(t, 1, server.WithSetting("bcrypt-cost", "4"))
+	enableAuth(t, g, secret)
+	as := func(user string) *etcd.Backend {
+		return open(t, "etcd://"+user+":"+secret+"@"+g.Addrs()[0]+"?call_timeout=1m")
+	}
+	b := as("app")
+	l := drivertest.Grant(t, b, drivertest.NewRequest("k", 2*time.Second))
+	root, err := clientv3.New(clientv3.Config{Endpoints: g.Addrs(), Username: "root", Password: secret, Logger: zap.NewNop()})
+	must(t, err)
+	defer root.Close() //nolint:errcheck // a test
+	_, err = root.UserRevokeRole(t.Context(), "app", "app")
+	must(t, err)
+	if err := l.Release(t.Context()); drivertest.Verdict(err) != "refused" {
+		t.Errorf("Release without the permission: %v", err)
+	}
+	_, err = root.UserGrantRole(t.Context(), "app", "guest")
+	must(t, err)
+	waiting := drivertest.Waiter(t, as("root"), drivertest.NewRequest("k", time.Minute))
+	if next := <-waiting; next != nil {
+		drivertest.Release(t, next)
+	}
+}
+
 func TestTLSWithClientCertificates(t *testing.T) {
 	t.Parallel()
 	g := server.Etcd(t, 1, server.WithClientCerts())

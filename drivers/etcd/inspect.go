@@ -35,14 +35,14 @@ func (b *Backend) Lookup(ctx context.Context, key string) (s *driver.State, err 
 		s = state(key, entries)
 		s.Waiters = total - len(s.Holders)
 		for i := range s.Holders[:min(mostTimes, len(s.Holders))] {
-			s.Holders[i].TTL = b.timeToLive(call, entries[i].lease)
+			s.Holders[i].TTL = max(b.timeToLive(call, entries[i].lease), 0)
 		}
 		return nil
 	})
 	return s, err
 }
 
-// timeToLive returns the remaining time of an etcd lease; zero: unknown.
+// timeToLive returns the remaining time of an etcd lease; zero: unknown; negative: it has ended.
 func (b *Backend) timeToLive(ctx context.Context, id clientv3.LeaseID) time.Duration {
 	left, _, err := call(ctx, b, func(ctx context.Context, c *clientv3.Client) (*clientv3.LeaseTimeToLiveResponse, error) {
 		return c.TimeToLive(ctx, id)
@@ -50,7 +50,7 @@ func (b *Backend) timeToLive(ctx context.Context, id clientv3.LeaseID) time.Dura
 	if err != nil {
 		return 0
 	}
-	return max(time.Duration(left.TTL)*time.Second, 0)
+	return time.Duration(left.TTL) * time.Second
 }
 
 // entries returns those in a span, in the order in which they were made, and how many there are.

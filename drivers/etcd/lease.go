@@ -14,6 +14,7 @@ import (
 type place struct {
 	b     *Backend
 	s     *session
+	left  bool   // it no longer uses the session
 	key   string // of the entry; empty: there is none
 	rev   int64  // its create revision
 	doubt *part  // the request that makes the entry, if it may be under way, or arrive again
@@ -48,7 +49,7 @@ func (l *lease) renew(call *base.Call, r *driver.Renewal) (driver.Grant, error) 
 		return driver.Grant{}, driver.ErrLost
 	case errors.Is(err, errGone):
 		l.s.free(l.key)
-		l.s.leave()
+		l.leave()
 		return driver.Grant{}, driver.ErrLost
 	case err != nil:
 		return driver.Grant{}, l.b.explain(err)
@@ -58,28 +59,28 @@ func (l *lease) renew(call *base.Call, r *driver.Renewal) (driver.Grant, error) 
 
 // release deletes the entry.
 func (l *lease) release(call *base.Call) error {
-	err := l.remove(call)
-	if err == nil {
-		l.s.leave()
+	return l.b.explain(l.remove(call))
+}
+
+// leave ends what join began.
+func (p *place) leave() {
+	if !p.left {
+		p.left = true
+		p.s.leave()
 	}
-	return l.b.explain(err)
 }
 
 // abandon deletes the entry in the background, also if servers refuse that for a while, until it is
-// deleted or Close gives up: the session may go on for other locks. It ends what join began.
+// deleted or Close gives up: the session may go on for other locks.
 func (p *place) abandon() {
 	left := *p
-	p.b.calls.Undo(time.Time{}, func(call *base.Call) error {
-		err := left.remove(call)
-		if err == nil {
-			left.s.leave()
-		}
-		return err
-	})
+	p.b.calls.Undo(time.Time{}, left.remove)
 }
 
-// remove deletes the entry. If the request that adds it may arrive later, the base of the tokens becomes
-// another one than it expects, unless it is that already: servers that are slow get no more to do.
+// remove deletes the entry, and leaves the session. If the user may not delete it, the entry ends with the
+// session, which no later lock uses. If the request that adds the entry may arrive later, the base of the
+// tokens becomes another one than it expects, unless it is that already: servers that are slow get no more to
+// do.
 func (p *place) remove(call *base.Call) error {
 	deletion := []clientv3.Op{clientv3.OpDelete(p.key)}
 	x := &part{then: deletion}
@@ -99,8 +100,17 @@ func (p *place) remove(call *base.Call) error {
 			p.s.retire()
 		}
 	}
-	if err == nil && !p.late {
+	switch {
+	case err == nil && !p.late:
 		p.s.free(p.key)
+	case forbidden(err):
+		p.s.retire()
+		if p.leave(); p.b.timeToLive(call, p.s.id) < 0 {
+			err = nil
+		}
+	}
+	if err == nil {
+		p.leave()
 	}
 	return err
 }

@@ -13,6 +13,7 @@ import (
 type place struct {
 	b     *Backend
 	s     *session
+	left  bool      // it no longer uses the session
 	dir   string    // of the lock
 	name  string    // how the entry's name begins
 	node  string    // the entry; empty: none is known
@@ -53,16 +54,32 @@ func (p *place) confirm(ctx context.Context) error {
 	return err
 }
 
-// remove deletes the entry, if there is one.
-func (p *place) remove(ctx context.Context) (err error) {
+// leave ends what Backend.session began.
+func (p *place) leave() {
+	if !p.left {
+		p.left = true
+		p.s.leave()
+	}
+}
+
+// remove deletes the entry, if there is one, and leaves the session. If the user may not delete it, it ends
+// with the session, which no later lock uses.
+func (p *place) remove(call *base.Call) (err error) {
 	if p.doubt {
-		err = p.find(ctx)
+		err = p.find(call)
 	}
 	if err == nil && p.node != "" {
-		_, err = p.s.again(ctx, remove(p.node, -1))
+		_, err = p.s.again(call, remove(p.node, -1))
 	}
-	if errors.Is(err, errNoNode) || p.s.over() != nil { // it ends with the session
-		return nil
+	switch {
+	case errors.Is(err, errNoNode), p.s.over() != nil:
+		err = nil
+	case definite(err):
+		p.b.sessions.Retire(p.s)
+		p.leave()
+	}
+	if err == nil {
+		p.leave()
 	}
 	return err
 }
@@ -72,17 +89,10 @@ func (p *place) abandon() {
 	left := *p
 	p.node, p.doubt = "", false
 	if left.node == "" && !left.doubt {
-		left.s.leave()
+		left.leave()
 		return
 	}
-	p.b.calls.Undo(time.Time{}, func(call *base.Call) error {
-		err := left.remove(call)
-		if err != nil && !definite(err) {
-			return err
-		}
-		left.s.leave()
-		return nil
-	})
+	p.b.calls.Undo(time.Time{}, left.remove)
 }
 
 // lease is one lock. Its methods are those of base.Lease, which makes one call at a time.
@@ -109,7 +119,7 @@ func (l *lease) renew(call *base.Call, r *driver.Renewal) (driver.Grant, error) 
 	err := l.confirm(call)
 	switch {
 	case errors.Is(err, errGone), errors.Is(err, errExpired):
-		l.s.leave()
+		l.leave()
 		return driver.Grant{}, driver.ErrLost
 	case err != nil:
 		return driver.Grant{}, l.b.failed(call, l.s, err)
@@ -119,9 +129,5 @@ func (l *lease) renew(call *base.Call, r *driver.Renewal) (driver.Grant, error) 
 
 // release deletes the entry.
 func (l *lease) release(call *base.Call) error {
-	if err := l.remove(call); err != nil {
-		return l.b.failed(call, l.s, err)
-	}
-	l.s.leave()
-	return nil
+	return l.b.failed(call, l.s, l.remove(call))
 }

@@ -181,6 +181,25 @@ func TestOutagesAndMisuseAreToldApart(t *testing.T) {
 	})
 }
 
+// TestALockThatMayNotBeReleasedEnds: the key's container, which another program has made, permits no
+// deletions. The session does not go on for it when its other locks have ended.
+func TestALockThatMayNotBeReleasedEnds(t *testing.T) {
+	t.Parallel()
+	g := single(t)
+	b, other := open(t, patientURL(g)), open(t, patientURL(g))
+	const key, ttl = "kept", 2 * time.Second
+	drivertest.Release(t, drivertest.Grant(t, b, drivertest.NewRequest("other", ttl))) // makes the path
+	_, err := client(t, g).Create(b.Path(key), nil, 0, zk.WorldACL(zk.PermAll&^zk.PermDelete))
+	must(t, err)
+	l := drivertest.Grant(t, b, drivertest.NewRequest(key, ttl))
+	if err := l.Release(t.Context()); drivertest.Verdict(err) != "refused" {
+		t.Errorf("Release without the permission: %v", err)
+	}
+	if next := <-drivertest.Waiter(t, other, drivertest.NewRequest(key, ttl)); next != nil {
+		_ = next.Release(t.Context()) // it is refused, too
+	}
+}
+
 // TestGoZooKeepersLockExcludesOurs: and ours excludes it, in both modes, in one queue.
 func TestGoZooKeepersLockExcludesOurs(t *testing.T) {
 	t.Parallel()
