@@ -201,7 +201,6 @@ func (b *Backend) confirm(ctx context.Context, w *waiter) (driver.Lease, error) 
 	w.entry.purge(now)
 	if slices.Contains(w.entry.holders, w.lease) {
 		w.lease.until = end(&w.req, now)
-		w.entry.arm(now)
 		return w.lease.confirm(start, now, w.req.TTL), nil
 	}
 	w.lease = nil
@@ -248,19 +247,14 @@ func (b *Backend) Watch(ctx context.Context, key string) (<-chan struct{}, error
 		}
 		w.entry.watches[w] = struct{}{}
 		w.entry.arm(now)
-		w.stop = context.AfterFunc(ctx, func() {
+		context.AfterFunc(ctx, func() {
 			b.space.mu.Lock()
 			defer b.space.mu.Unlock()
-			w.end()
+			delete(w.entry.watches, w)
 		})
 		return nil
 	})
 	return w.ch, err
-}
-
-func (w *watch) end() {
-	delete(w.entry.watches, w)
-	w.entry.arm(time.Now())
 }
 
 // Close ends the backend: its waiting calls, later calls, and calls on its leases return
@@ -281,8 +275,7 @@ func (b *Backend) Close() error {
 		}
 		for w := range e.watches {
 			if w.backend == b {
-				w.stop()
-				w.end()
+				delete(e.watches, w)
 			}
 		}
 	}

@@ -193,16 +193,19 @@ func TestReadersJoinAboveTheLastWriter(t *testing.T) {
 	})
 }
 
-func TestAWatchOfAFreeKeyHearsOfTheEndOfALaterLock(t *testing.T) {
+func TestAWatchHearsWhenALockExpires(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := New(&Options{Info: both})
-		ch, err := b.Watch(t.Context(), "k")
+		later, err := b.Watch(t.Context(), "k")
 		must(t, err)
 		acquire(t, b, reader())
 		acquire(t, b, reader(func(r *driver.Request) { r.TTL = 0 })) // and it lasts as long as its session
+		acquire(t, b, request("held"))
+		held, err := b.Watch(t.Context(), "held")
+		must(t, err)
 		time.Sleep(ttl)
-		if synctest.Wait(); len(ch) != 1 {
-			t.Error("no signal")
+		if synctest.Wait(); len(later) != 1 || len(held) != 1 {
+			t.Errorf("%d signals of a later lock, and %d of one that was held", len(later), len(held))
 		}
 	})
 }
@@ -213,6 +216,10 @@ func TestAWaitCountsFromItsConfirmation(t *testing.T) {
 		l := acquire(t, b, request("k"))
 		w := b.space.entries["k"].enqueue(b, request("k"), time.Now())
 		release(t, l) // grants it to w, whose goroutine is slow to hear of it
+		time.Sleep(ttl)
+		if got, err := b.confirm(t.Context(), w); got != nil || err != nil { // granted anew
+			t.Fatalf("confirm: %v, %v; the grant is over", got, err)
+		}
 		time.Sleep(ttl - time.Second)
 		got, err := b.confirm(t.Context(), w)
 		if err != nil || got == nil || !got.Grant().Expires.Equal(driver.Expires(time.Now(), ttl)) {
@@ -321,7 +328,8 @@ func TestASweepKeepsWhatIsHeldWatchedOrWaitedFor(t *testing.T) {
 		held := acquire(t, b, request("held", func(r *driver.Request) { r.TTL = MaxTTL }))
 		next := start(t.Context(), b, request("held"))
 		busy := acquire(t, b, request("busy", func(r *driver.Request) { r.TTL = MaxTTL }))
-		_, err := b.Watch(t.Context(), "busy")
+		ctx, cancel := context.WithCancel(t.Context())
+		_, err := b.Watch(ctx, "busy")
 		must(t, err)
 		watched, err := b.Watch(t.Context(), "watched")
 		must(t, err)
@@ -337,6 +345,10 @@ func TestASweepKeepsWhatIsHeldWatchedOrWaitedFor(t *testing.T) {
 		release(t, acquire(t, b, request("watched")))
 		if len(watched) != 1 {
 			t.Error("the watcher missed a release after a sweep")
+		}
+		cancel()
+		if synctest.Wait(); len(b.space.entries["busy"].watches) != 0 {
+			t.Error("a watch outlives its context")
 		}
 	})
 }
@@ -427,6 +439,7 @@ func TestTheLargestTokenIsAllowedAndNoLarger(t *testing.T) {
 	must(t, err)
 	_, err = b.Acquire(t.Context(), request("other", exact(driver.MaxFence+1)))
 	wantErr(t, "a request above it", err, driver.ErrInvalid)
+	acquire(t, b, request("largest", exact(driver.MaxFence)))
 	acquire(t, b, request("other", exact(driver.MaxFence-2)))
 	for want := uint64(driver.MaxFence - 1); want <= driver.MaxFence; want++ {
 		b.Expire("other")
@@ -447,15 +460,16 @@ func open(t *testing.T, d *Driver, dsn, prefix string) *Backend {
 
 func TestTheSameNameIsTheSameSpace(t *testing.T) {
 	d := &Driver{}
-	acquire(t, open(t, d, "memory:a", ""), request("k"))
+	const named = "memory:azAZ09._-"
+	acquire(t, open(t, d, named, ""), request("k"))
 	acquire(t, open(t, d, "memory:", ""), request("k"))
-	acquire(t, open(t, d, "memory:a", "p:"), request("k"))
+	acquire(t, open(t, d, named, "p:"), request("k"))
 	acquire(t, New(), request("k"))
-	wantHeld(t, open(t, d, "memory:a", ""), request("k"))
+	wantHeld(t, open(t, d, named, ""), request("k"))
 	wantHeld(t, open(t, d, "memory:", ""), request("k"))
-	wantHeld(t, open(t, d, "memory:a", "p:"), request("k"))
-	wantHeld(t, open(t, d, "memory:a", ""), request("p:k"))
-	if s := open(t, d, "memory:a", "").String(); s != "memory:a" {
+	wantHeld(t, open(t, d, named, "p:"), request("k"))
+	wantHeld(t, open(t, d, named, ""), request("p:k"))
+	if s := open(t, d, named, "").String(); s != named {
 		t.Errorf("String() = %q", s)
 	}
 	if a, b := New().String(), New().String(); a == b {

@@ -51,7 +51,6 @@ type watch struct {
 	backend *Backend
 	entry   *entry
 	ch      chan struct{}
-	stop    func() bool
 }
 
 func (w *watch) wake() { signal(w.ch) }
