@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -175,6 +176,27 @@ func TestTheErrorNamesTheCountersFile(t *testing.T) {
 	if err := attempt(t, folder); err != nil {
 		t.Error(err)
 	}
+}
+
+// A limit of the size of files stands for a full disk.
+func TestAFullDiskLeavesNoHalfMadeGate(t *testing.T) {
+	signal.Ignore(syscall.SIGXFSZ)
+	defer signal.Reset(syscall.SIGXFSZ)
+	b := open(t, t.TempDir())
+	var limit syscall.Rlimit
+	must(t, syscall.Getrlimit(syscall.RLIMIT_FSIZE, &limit))
+	full := limit
+	full.Cur = 0
+	must(t, syscall.Setrlimit(syscall.RLIMIT_FSIZE, &full))
+	_, err := b.Acquire(context.Background(), request("k"))
+	if e := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &limit); e != nil {
+		t.Fatal(e)
+	}
+	gates, _ := filepath.Glob(filepath.Join(b.folder.path, gatePrefix+"*"))
+	if !errors.Is(err, syscall.EFBIG) || len(gates) != 0 {
+		t.Errorf("got %v, and the files %v", err, gates)
+	}
+	release(t, acquire(t, b, request("k")))
 }
 
 func TestTooManyOpenFilesAreNamed(t *testing.T) {

@@ -111,6 +111,7 @@ func (b *Backend) makeGate(ctx context.Context, p *place, path string) error {
 		err = syncFolder(p.path)
 	}
 	if err != nil {
+		_ = os.Remove(fresh) // the error above tells more
 		return refused(err, path)
 	}
 	return nil
