@@ -195,7 +195,6 @@ func (c *conn) grant(l *lease, token int64, sent, now time.Time) {
 	l.next = c.held[l.number]
 	c.held[l.number] = l
 	c.leases++
-	c.schedule(l.since)
 }
 
 // remove removes a lease.
