@@ -8,6 +8,9 @@ const IdleRead = idleRead
 // SliceTime is how long a waiter is in the server's queue before it asks again.
 const SliceTime = sliceTime
 
+// WritersLock returns the two numbers of the lock that a writer holds while it waits for the lock n.
+func WritersLock(n int64) string { return number(n).writers() }
+
 // Pids returns the server processes of the backend's connections, without those that have ended
 // and are about to be forgotten.
 func (b *Backend) Pids() []uint32 {

@@ -186,9 +186,5 @@ func (q queries) slice(n number, mode driver.Mode, tokens uint32, show bool) str
 
 // literal quotes a string for SQL, whatever standard_conforming_strings is.
 func literal(s string) string {
-	quoted := "'" + strings.NewReplacer("'", "''", `\`, `\\`).Replace(s) + "'"
-	if strings.Contains(s, `\`) {
-		return " E" + quoted
-	}
-	return quoted
+	return " E'" + strings.NewReplacer("'", "''", `\`, `\\`).Replace(s) + "'"
 }

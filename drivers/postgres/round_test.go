@@ -134,10 +134,10 @@ func TestARoundHasOneStatementForTheRequestsOfOneKind(t *testing.T) {
 		a, b := s.ask(1, exclusive, time.Second), s.ask(2, exclusive, 10*time.Second)
 		r, again, writer := s.ask(3, shared, time.Second), s.ask(3, shared, time.Second), s.ask(3, exclusive, time.Second)
 		lone, ranged := s.ask(5, shared, time.Second), s.ask(4, exclusive, time.Second)
-		ranged.tokens = 5
+		ranged.tokens = 2
 		same := s.ask(5, shared, time.Second)
 		s.sends("SET idle_session_timeout = 11000", "EXECUTE dlock_xs('{1,2}')", "EXECUTE dlock_ss('{3,5}')",
-			"SELECT "+s.b.sql.lock(exclusive, "4", "", 5))
+			"SELECT "+s.b.sql.lock(exclusive, "4", "", 2))
 		s.say()
 		s.say(101, -1)
 		s.is(&a.taking, "granted")
@@ -327,6 +327,14 @@ func TestNoLockIsAskedForDuringTheRestartGuard(t *testing.T) {
 		s.ask(2, exclusive, time.Second) // the session keeps the class of its lease
 		s.sends("EXECUTE dlock_x(2)")
 	})
+}
+
+func TestARangeOfTokensIsDrawnWhole(t *testing.T) {
+	for n, want := range []string{"t", "t", "(SELECT max(t) FROM generate_series(1, 2))", "(SELECT max(t) FROM generate_series(1, 3))"} {
+		if got := (queries{"t"}).last(uint32(n)); got != want {
+			t.Errorf("%d tokens: %s, want %s", n, got, want)
+		}
+	}
 }
 
 // The timeouts of the package's documentation.

@@ -199,6 +199,9 @@ func TestLocksThatExistAlreadyAreJoined(t *testing.T) {
 	if does("pg_try_advisory_lock", fmt.Sprint(id)) {
 		t.Error("LockID is not the lock's number")
 	}
+	if b.LockID("pg_advisory_lock(042)") == 42 {
+		t.Error("a key that Int64Key does not give names a lock by its number")
+	}
 	drivertest.Release(t, l)
 }
 

@@ -76,6 +76,21 @@ func TestAnIndexBuildAndVacuumEndBesideWaiters(t *testing.T) {
 	drivertest.Release(t, l)
 }
 
+// Between two slices a waiting writer is not in the server's queue, and has its second lock alone.
+func TestReadersWaitForAWriterBetweenItsSlices(t *testing.T) {
+	t.Parallel()
+	s := database(t)
+	db, b := admin(t, s.URL()), opener(t, s.URL())
+	writer := postgres.WritersLock(b.LockID("k"))
+	run(t, db, "SELECT pg_advisory_lock("+writer+")")
+	drivertest.WantHeld(t, b, sharing("k", time.Minute))
+	drivertest.Release(t, must(t, b, request("k", time.Minute)))
+	next := drivertest.Waiter(t, b, sharing("k", time.Minute))
+	drivertest.AwaitWaiters(t, b, "k", 1)
+	run(t, db, "SELECT pg_advisory_unlock("+writer+")")
+	drivertest.Release(t, <-next)
+}
+
 // A wait that its caller gives up ends no server process. The connections are those of a pool, which no
 // longer counts them.
 func TestWaitsThatTimeOutCostNoConnections(t *testing.T) {
