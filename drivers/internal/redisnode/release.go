@@ -112,9 +112,11 @@ func (t *releasing) heard(c *Call, err error, late bool) error {
 	return t.failed(errGarbled, late)
 }
 
-// release frees a lock in the background: see releasing.
+// release tries once to free a lock in the background: see releasing.
 func (n *Node) release(ctx context.Context, key, value, place string, shared bool) error {
-	_, err := n.releasing(n.names.Texts(key, "", 0), value, place, shared).do(ctx)
+	t := n.releasing(n.names.Texts(key, "", 0), value, place, shared)
+	t.once = true
+	_, err := t.do(ctx)
 	return err
 }
 
@@ -166,18 +168,22 @@ func (n *Node) undo(ctx context.Context, t unsettled) {
 		vote.giveBackTo(before)
 		_, _ = vote.do(ctx)
 	}
-	pause := firstPause
-	for last := false; ; pause = min(4*pause, mostPause) {
+	pause := firstPause / 4
+	for last := false; ; {
+		began := time.Now()
 		err := n.release(ctx, t.key, t.value, n.queue.unused(t.key, t.place), t.shared)
 		if err == nil || n.final(err) || last {
 			return
 		}
-		last = async.Await(async.Within(ended, pause), n.ending) == nil || ended.Err() != nil
+		pause = min(4*max(pause, time.Since(began)), mostPause)
+		if last = async.Await(async.Within(ended, pause), n.ending) == nil; !last && ended.Err() != nil {
+			return
+		}
 	}
 }
 
 // The pauses of a clean-up after a release without an answer. Some failures pass quickly, for example
-// if the client's connections were just cut.
+// if the client's connections were just cut. A server that does not answer at all is asked seldom.
 const firstPause, mostPause = 10 * time.Millisecond, time.Second
 
 // stray is how long after its connection was cut a request may still arrive, if a proxy had

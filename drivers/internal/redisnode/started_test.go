@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/quorum"
 	"github.com/redlock-go/redlock/drivers/internal/async"
 	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 )
@@ -137,6 +138,24 @@ func TestAStartedCallEndsAtItsDeadline(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A clean-up is little work for a server that does not answer, and for one that reads all that was sent when it
+// goes on: it asks seldom, and not after the lock has ended by itself.
+func TestACleanUpAsksASilentServerSeldom(t *testing.T) {
+	startTest(t, true, func(t *testing.T, lib *library, n *Node) {
+		lib.takes.Store(int64(time.Hour))
+		before := lib.sent.Load()
+		req := startRequest("k")
+		req.TTL, req.Quorum = 3*time.Second, &quorum.Info{}
+		if _, err := n.Acquire(t.Context(), req); err == nil {
+			t.Fatal("a lock of a server that hangs")
+		}
+		time.Sleep(time.Minute)
+		if sent := lib.sent.Load() - before; sent > 5 || n.cleaning.Load() != 0 {
+			t.Errorf("%d calls were sent, want the attempt and four releases at most; %d are undone", sent, n.cleaning.Load())
+		}
+	})
 }
 
 func TestCloseAnswersWhatWasStarted(t *testing.T) {
