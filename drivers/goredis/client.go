@@ -78,11 +78,13 @@ func do(ctx context.Context, pipe redis.Pipeliner, commands [][]string) {
 }
 
 // command makes the command of a call. Storing a string in an interface costs an allocation,
-// and a pointer none; but hooks of an application's client could not read a pointer.
+// and a pointer none; but hooks of an application's client could not read a pointer, and a Cluster's
+// client reads the key.
 func (c *client) command(ctx context.Context, call *redisnode.Call) *redis.Cmd {
 	args := make([]any, 0, 3+len(call.Keys)+len(call.Args))
+	_, single := c.redis.(*redis.Client)
 	add := func(s *string) {
-		if c.own {
+		if c.own && (single || s != &call.Keys[0]) {
 			args = append(args, s)
 		} else {
 			args = append(args, *s)
@@ -97,11 +99,7 @@ func (c *client) command(ctx context.Context, call *redisnode.Call) *redis.Cmd {
 	}
 	args = append(args, len(call.Keys))
 	for i := range call.Keys {
-		if i == 0 {
-			args = append(args, call.Keys[i]) // a Cluster needs it to find the slot
-		} else {
-			add(&call.Keys[i])
-		}
+		add(&call.Keys[i])
 	}
 	for i := range call.Args {
 		add(&call.Args[i])

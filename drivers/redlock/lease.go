@@ -228,6 +228,7 @@ type work struct {
 	renewal *driver.Renewal // of the renewals and raises, for nodes that only read it
 	term    context.Context // of the latest call
 	ends    boot.Instant    // when it ends
+	sent    moment          // before the first call
 	wait    time.Duration   // how long the caller waits for the stage to end
 	deaf    bool            // also if the caller's context ends
 }
@@ -375,8 +376,10 @@ func (g *nodeRequest) send(w *work) {
 		g.done(result{err: errSkipped, answer: unasked})
 		return
 	}
-	now := b.now()
-	g.sent, g.jumps = now.at, int32(now.jumps)
+	if w.sent == (moment{}) {
+		w.sent = b.now()
+	}
+	g.sent, g.jumps = w.sent.at, int32(w.sent.jumps)
 	if g.start(w) {
 		return
 	}
@@ -477,13 +480,10 @@ func (g *nodeRequest) done(r result) {
 	var clock reading
 	if r.answer != unasked {
 		r.read()
-		l.mu.Lock()
-		timeout := l.bid.timeout // a renewal may set it
-		l.mu.Unlock()
-		clock = g.learn(&r, timeout)
+		clock = g.learn(&r)
 	}
 	l.mu.Lock()
-	e := &event{kind: answered, now: l.b.clock.Now(), node: int(g.index), answer: r.answer, clock: clock}
+	e := &event{kind: answered, now: r.received, node: int(g.index), answer: r.answer, clock: clock}
 	g.note(&r, e)
 	out := l.step(e)
 	l.mu.Unlock()
@@ -491,14 +491,20 @@ func (g *nodeRequest) done(r result) {
 }
 
 // learn updates the breaker, the clock and the server's identity from a call's result.
-func (g *nodeRequest) learn(r *result, timeout time.Duration) reading {
+func (g *nodeRequest) learn(r *result) reading {
 	n, b := g.node(), g.l.b
 	if r.lease != nil {
 		r.grant = r.lease.Grant()
 	}
 	// The node's own call timeout may be shorter. A caller's deadline that is shorter tells nothing of the node.
-	ended := r.answer == silence && errors.Is(r.err, context.DeadlineExceeded)
-	late := r.answer == silence && r.received.Sub(g.sent) >= timeout*3/4 || ended && r.received < g.until
+	ended, late := false, false
+	if r.answer == silence {
+		g.l.mu.Lock()
+		timeout := g.l.bid.timeout // a renewal may set it
+		g.l.mu.Unlock()
+		ended = errors.Is(r.err, context.DeadlineExceeded)
+		late = r.received.Sub(g.sent) >= timeout*3/4 || ended && r.received < g.until
+	}
 	if late || !ended {
 		n.report(late)
 	}

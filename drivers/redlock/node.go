@@ -101,6 +101,9 @@ func (n *node) probes() bool {
 
 // report tells the breaker how a request ended.
 func (n *node) report(timedOut bool) {
+	if !timedOut && !n.late.Load() { // nor has the last one
+		return
+	}
 	n.mu.Lock()
 	now, was, is := time.Now(), n.tripped.Load(), false
 	if !timedOut {

@@ -572,8 +572,8 @@ func TestADeadlineOfTheCallerIsNoTimeoutOfTheNode(t *testing.T) {
 	b := opened(t, []driver.Backend{memory.New()}, nil)
 	for _, end := range []time.Duration{20 * time.Millisecond, time.Second} {
 		sent := b.clock.Now()
-		g := &nodeRequest{l: &lease{b: b}, call: acquire, sent: sent, until: sent.Add(end)}
-		g.learn(&result{err: context.DeadlineExceeded, received: sent.Add(20 * time.Millisecond)}, time.Second)
+		g := &nodeRequest{l: &lease{b: b, bid: bid{timeout: time.Second}}, call: acquire, sent: sent, until: sent.Add(end)}
+		g.learn(&result{err: context.DeadlineExceeded, received: sent.Add(20 * time.Millisecond)})
 		if late := b.late() != 0; late != (end == time.Second) {
 			t.Errorf("a request of %v ended after 20 ms: the node is late: %v", end, late)
 		}

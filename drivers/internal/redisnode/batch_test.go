@@ -49,7 +49,7 @@ func TestABatchTellsEachCallItsOutcome(t *testing.T) {
 	var calls []*Call
 	want := []int64{1, 0, alone, 1, 1, 0, alone}
 	for _, r := range []*operation{release("mine", "o/1|1700000000000000"), release("other", "o/9|1700000000000000"), release("waited", "o/1|1700000000000000"), acquire("new"), acquire("new2"), acquire("held"), acquire("odd")} {
-		c, err := r.aim(p)
+		c, err := r.aim(p, time.Now())
 		if err != nil || c == nil {
 			t.Fatal(c, err)
 		}
@@ -94,7 +94,7 @@ func TestABatchTakesOnlyCallsThatAreAlike(t *testing.T) {
 	var calls []*Call
 	sent := func(p *process, o *operation) *Call {
 		o.deadline = cmp.Or(o.deadline, now.Add(time.Minute))
-		c, err := o.aim(p)
+		c, err := o.aim(p, time.Now())
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -42,7 +42,8 @@ type Call struct {
 	unanswered bool   // a batch has left it alone: it goes again, by itself
 
 	ctx      context.Context
-	deadline time.Time // the caller's, or that of its operation
+	sending  sendContext // of a trip of this call alone
+	deadline time.Time   // the caller's, or that of its operation
 
 	// The lane's mutex guards these.
 	state callState

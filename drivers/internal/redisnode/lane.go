@@ -104,7 +104,10 @@ func (l *lane) do(ctx context.Context, c *Call) error {
 // send it. The operation of a started call hears of its end exactly once: never from within enter, and
 // no later than at its deadline.
 func (l *lane) enter(c *Call) (alone bool, err error) {
-	now := time.Now()
+	now := c.sent
+	if now.IsZero() {
+		now = time.Now()
+	}
 	left := c.deadline.Sub(now)
 	if left <= 0 { // the timer of its context may be late
 		return false, context.DeadlineExceeded
@@ -257,15 +260,16 @@ func (l *lane) send(calls []*Call, most time.Duration) time.Duration {
 			most /= 4
 		}
 	}
-	values := calls[0].ctx
-	if len(calls) > 1 {
-		values = context.Background() // the batch must not have one caller's
-	}
 	sent, batches := time.Now(), []*batch(nil)
+	ctx := &calls[0].sending
 	if len(calls) > 1 {
+		ctx = &sendContext{Context: context.Background()} // it must not have one caller's values
 		calls, batches = gather(calls, usual)
+	} else if ctx.Context = calls[0].ctx; l.node.cfg.Abandon == nil {
+		ctx = &sendContext{Context: ctx.Context} // what an application's client calls may keep it for longer than the call
 	}
-	if err := l.exec(&sendContext{values, time.Now().Add(most)}, calls); err != nil {
+	ctx.deadline = sent.Add(most)
+	if err := l.exec(ctx, calls); err != nil {
 		for _, c := range calls {
 			c.Reply, c.Err = nil, err
 		}

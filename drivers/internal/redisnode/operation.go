@@ -122,7 +122,7 @@ func (o *operation) send(ctx context.Context) error {
 			return NotSent(fmt.Errorf("the server forgot its scripts %d times in a row", tries))
 		}
 		var c *Call
-		if c, err = o.aim(p); err != nil {
+		if c, err = o.aim(p, time.Now()); err != nil {
 			break
 		}
 		if c != nil {
@@ -139,7 +139,8 @@ func (o *operation) send(ctx context.Context) error {
 // start is run without waiting: the receiver gets the result, no later than the end of the term, or
 // after most. False means that nothing was done, because a handshake or another call must come first.
 func (o *operation) start(term async.Term, most time.Duration, r async.Receiver) bool {
-	o.deadline, o.term, o.receiver = time.Now().Add(most), term, r
+	now := time.Now()
+	o.deadline, o.term, o.receiver = now.Add(most), term, r
 	if t, ok := term.Deadline(); ok && t.Before(o.deadline) {
 		o.deadline = t
 	}
@@ -147,7 +148,7 @@ func (o *operation) start(term async.Term, most time.Duration, r async.Receiver)
 	if p == nil || o.node.cfg.Cluster {
 		return false
 	}
-	c, err := o.aim(p)
+	c, err := o.aim(p, now)
 	if c == nil || err != nil {
 		return false
 	}
@@ -169,7 +170,7 @@ func (o *operation) finished(err error) {
 }
 
 // aim makes a call to p; nil: a handshake must come first.
-func (o *operation) aim(p *process) (*Call, error) {
+func (o *operation) aim(p *process, now time.Time) (*Call, error) {
 	n, scripts, g := o.node, &p.bound, (*guarded)(nil)
 	if o.q != nil {
 		if g = p.serve(o.q); g == nil {
@@ -188,7 +189,7 @@ func (o *operation) aim(p *process) (*Call, error) {
 	o.call = c
 	c.of, c.process, c.guard, c.Keys, c.SHA = o, p, g, o.keys, scripts.scripts[o.op].SHA
 	c.Args = o.part.args(c, room)
-	c.sent = time.Now()
+	c.sent = now
 	if n.cfg.WaitReplicas > 0 && o.op.Perishable() {
 		c.Replicas, c.Patience = n.cfg.WaitReplicas, n.cfg.CallTimeout/2
 	}

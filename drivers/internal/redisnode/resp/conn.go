@@ -69,14 +69,35 @@ func (cs *Conns) Check(c net.Conn) net.Conn {
 	if cs.closed {
 		go c.Close() //nolint:errcheck // nothing was sent
 	}
-	if raw, ok := c.(syscall.Conn); ok { // a library looks whether the server has closed it
-		return &struct {
-			*conn
-			syscall.Conn
-		}{checked, raw}
+	if raw, ok := c.(syscall.Conn); ok {
+		return &socket{checked, raw}
 	}
 	return checked
 }
+
+// A socket is a connection at which go-redis looks before each command, whether the server has closed it. Where the
+// server has just answered there is nothing to see, and the look would cost a system call.
+type socket struct {
+	*conn
+	raw syscall.Conn
+}
+
+// lookAfter is how long after its last answer a connection is looked at.
+const lookAfter = 50 * time.Millisecond
+
+func (s *socket) SyscallConn() (syscall.RawConn, error) {
+	if heard := -s.asked.Load(); heard > 0 && time.Since(epoch)-time.Duration(heard) < lookAfter {
+		return unseen{}, nil
+	}
+	return s.raw.SyscallConn()
+}
+
+// unseen is a socket without a look at it.
+type unseen struct{}
+
+func (unseen) Control(func(uintptr)) error    { return nil }
+func (unseen) Read(func(uintptr) bool) error  { return nil }
+func (unseen) Write(func(uintptr) bool) error { return nil }
 
 // Abandon ends the connection that has waited longest for an answer to what was sent since then, as if
 // its deadline had come.
@@ -112,11 +133,11 @@ type conn struct {
 	net.Conn
 	of      *Conns
 	replies scanner
-	asked   atomic.Int64 // since when it has waited for an answer; zero: it does not
+	asked   atomic.Int64 // since when it has waited for an answer; or, negative, when the last one came; zero: none
 }
 
 func (c *conn) Write(p []byte) (int, error) {
-	if c.asked.Load() == 0 {
+	if c.asked.Load() <= 0 {
 		c.asked.Store(int64(time.Since(epoch)))
 	}
 	return c.Conn.Write(p)
@@ -142,7 +163,7 @@ func (c *conn) Read(p []byte) (n int, err error) {
 		}
 	}
 	if n > 0 {
-		c.asked.Store(0)
+		c.asked.Store(-int64(time.Since(epoch)))
 	}
 	return n, err
 }
