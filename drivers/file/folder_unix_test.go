@@ -205,11 +205,13 @@ func (p *process) withOutput() (string, error) {
 
 func TestWhoMayNotShareIsToldHow(t *testing.T) {
 	needRoot(t)
-	folder := readable(t, 0o755)
-	release(t, acquire(t, open(t, folder), request("k")))
-	out, err := asUser(stranger, "hold", folder).withOutput()
-	if err == nil || !strings.Contains(out, folder) || !strings.Contains(out, "mkdir -m 3770") {
-		t.Errorf("the stranger: %q, %v; want advice", out, err)
+	for _, mode := range []fs.FileMode{0o755, 0o700} {
+		folder := readable(t, mode)
+		release(t, acquire(t, open(t, folder), request("k")))
+		out, err := asUser(stranger, "hold", folder).withOutput()
+		if err == nil || !strings.Contains(out, folder) || !strings.Contains(out, "mkdir -m 3770") {
+			t.Errorf("the stranger in a folder of mode %v: %q, %v; want advice", mode, out, err)
+		}
 	}
 }
 

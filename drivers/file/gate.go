@@ -56,7 +56,7 @@ func (b *Backend) enter(ctx context.Context, p *place, n paths) (*lock, error) {
 // openGate opens a gate, and does not make it.
 func (p *place) openGate(path string) (*lock, error) {
 	if _, err := os.Lstat(path); err != nil {
-		return nil, err
+		return nil, refused(err, path)
 	}
 	return p.openLock(path, os.O_RDWR)
 }
