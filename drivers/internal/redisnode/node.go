@@ -195,7 +195,7 @@ func (n *Node) Close() error {
 	n.router.close()
 	n.hearing.Await(n.cfg.CallTimeout / 4) // go-redis logs a connection that ends before its subscription
 	err := n.cfg.Client.Close()
-	if !n.wg.Await(n.cfg.CallTimeout + n.cfg.CallTimeout/4) {
+	if own := n.cfg.Abandon != nil; !n.wg.Await(n.cfg.CallTimeout+n.cfg.CallTimeout/4) && !own {
 		err = errors.Join(err, fmt.Errorf("%s: calls are still under way on the application's client, until its own timeouts end them", n.cfg.Addr))
 	}
 	return err

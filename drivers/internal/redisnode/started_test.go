@@ -213,6 +213,28 @@ func TestCloseIsBoundedWhereTheServerHangs(t *testing.T) {
 	}
 }
 
+// Close complains of calls that go on where only the application can end them. A client of the node's own
+// is closed, and what it had under way ends when the machine has time for it.
+func TestCloseComplainsOfAnApplicationsClientAlone(t *testing.T) {
+	for _, own := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			lib := newLibrary(time.Minute, false)
+			lib.own = false // nothing ends its calls
+			n := lib.node(t)
+			if !own {
+				n.cfg.Abandon = nil
+			}
+			if _, err := n.Acquire(t.Context(), startRequest("a")); err == nil {
+				t.Fatal("a lock of a server that hangs")
+			}
+			if err := n.Close(); (err == nil) != own {
+				t.Errorf("own %v: Close gives %v", own, err)
+			}
+			<-n.wg.Idle()
+		})
+	}
+}
+
 // lateContext is a context whose timer has not fired yet, though its deadline has passed.
 type lateContext struct {
 	context.Context
