@@ -155,7 +155,7 @@ func (r *run) eventuallyRule(broken rule, b driver.Backend, req driver.Request, 
 			r.fatal(fourOutcomes, "Acquire gives %v: %v", v, err)
 		}
 		if !r.pause(poll) {
-			r.fatal(broken, "key %q did not become free before the case's time was over; the last verdict: %v", short(req.Key), last)
+			r.stays(broken, "key %q did not become free before the case's time was over; the last verdict: %v", short(req.Key), last)
 		}
 	}
 }
@@ -317,7 +317,7 @@ func (r *run) nothingStored(b driver.Backend, key string) {
 			if waited := time.Since(start); waited < r.limit/4 {
 				r.startOver("the case's time was over %v after the end of its calls, too soon for a clean-up", waited.Round(time.Millisecond))
 			}
-			r.fatal(noLeaks, "a call that failed has left %d keys on the server, such as %q: nothing undoes it", len(found), short(found[0]))
+			r.stays(noLeaks, "a call that failed has left %d keys on the server, such as %q: nothing undoes it", len(found), short(found[0]))
 		}
 	}
 }

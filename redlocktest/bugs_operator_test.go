@@ -205,6 +205,20 @@ var operatorBugs = []bug{
 			return l, nil
 		})
 	}},
+	{name: "a Close that takes long leaves what was in doubt", want: "close/busy", rule: "rule 7 | rule 2", harness: brief, plant: func(b *broken) {
+		var closed atomic.Bool
+		b.close = func() error {
+			closed.Store(true)
+			time.Sleep(time.Second)
+			return b.Backend.Close()
+		}
+		b.answers(func(ctx context.Context, req *driver.Request, l driver.Lease, err error) (driver.Lease, error) {
+			if time.Sleep(rand.N(100 * time.Microsecond)); err == nil && closed.Load() {
+				return nil, driver.ErrClosed
+			}
+			return l, err
+		})
+	}},
 	{name: "Close drops the locks", want: "close/leases", rule: "exclusion", says: "while another's lease", plant: func(b *broken) {
 		var keys sync.Map
 		b.answers(func(ctx context.Context, req *driver.Request, l driver.Lease, err error) (driver.Lease, error) {

@@ -131,7 +131,9 @@ func (r *run) closeDuring(a, b driver.Backend) {
 	r.together(n+1, func(i int) {
 		if i == n {
 			<-returned
+			start := time.Now()
 			_ = b.Close() // other cases check its error
+			r.closedLate = time.Since(start) > time.Second/2
 			return
 		}
 		defer func() { returned <- struct{}{} }()

@@ -92,7 +92,7 @@ func (r *run) showsRange(b driver.Backend, key string, g driver.Grant) {
 	}
 	s := r.lookup(b, key)
 	if len(s.Holders) != 1 || s.Holders[0].Fence != 0 && (s.Holders[0].Fence != g.Fence || max(s.Holders[0].Tokens, 1) != max(g.Tokens, 1)) {
-		r.fatal(inspecting, "the holder of key %q has %d tokens that end with %d, and its state is %+v", key, g.Tokens, g.Fence, s)
+		r.misstated(s, "the holder of key %q has %d tokens that end with %d, and its state is %+v", key, g.Tokens, g.Fence, s)
 	}
 }
 

@@ -38,6 +38,7 @@ type run struct {
 	passed          bool   // ended by pass
 	startOverReason string // the case could not decide: begin again
 	suspected       *Failure
+	closedLate      bool // the last Close under calls took long
 	late            bool // a failure came when the case's time was over
 	ended           bool // later findings of its goroutines are ignored
 	abandoned       bool
@@ -122,6 +123,15 @@ func (r *run) suspect(broken rule, format string, args ...any) {
 	r.startOverReason = r.suspected.Text
 	r.mu.Unlock()
 	runtime.Goexit()
+}
+
+// stays ends the case because something is left that should be undone. After a Close that took long it is
+// a suspicion: the backend may have given up a server that answered late.
+func (r *run) stays(broken rule, format string, args ...any) {
+	if r.closedLate {
+		r.suspect(broken, format, args...)
+	}
+	r.fatal(broken, format, args...)
 }
 
 // startOver ends the case without a result: too much time passed, and a lease ended as it

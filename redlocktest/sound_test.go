@@ -2,6 +2,8 @@ package redlocktest
 
 import (
 	"context"
+	"math/rand/v2"
+	"path"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -75,6 +77,35 @@ var soundHarnesses = map[string]func() Harness{
 				return err
 			}
 		})
+	},
+	// Close waits for a server that answers late, gives up, and leaves a lock, once.
+	"late Close": func() Harness {
+		var once sync.Once
+		return overMemory(func(b *broken) {
+			var closing atomic.Bool
+			b.close = func() error {
+				closing.Store(true)
+				time.Sleep(time.Second)
+				return b.Backend.Close()
+			}
+			b.answers(func(_ context.Context, _ *driver.Request, l driver.Lease, err error) (driver.Lease, error) {
+				if time.Sleep(rand.N(100 * time.Microsecond)); err == nil && closing.Load() {
+					once.Do(func() { l, err = nil, driver.ErrClosed })
+				}
+				return l, err
+			})
+		})
+	},
+	// A node of a quorum does not answer the first Lookup of a case, and the others cannot tell the holder.
+	"silent node": func() Harness {
+		var asked sync.Map
+		return inView(func(v *viewed) {
+			v.state = func(s *driver.State) {
+				if _, again := asked.LoadOrStore(path.Dir(s.Key), true); len(s.Holders) > 0 && !again {
+					s.Holders, s.Nodes = nil, []driver.NodeState{{Node: "silent", Err: "did not answer in time"}}
+				}
+			}
+		})(nil)
 	},
 	"counters": func() Harness {
 		return oneCounter(false, false)(nil)
