@@ -215,6 +215,7 @@ func (s *suite) openWith(t testing.TB, cfg *driver.Config) driver.Backend {
 		if err := b.Close(); err != nil {
 			t.Errorf("Close: %v", err)
 		}
+		<-b.(interface{ Idle() <-chan struct{} }).Idle()
 	})
 	return b
 }
