@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"runtime"
 	"testing"
+	"time"
 
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/redlocktest"
@@ -29,6 +30,7 @@ func TestConformance(t *testing.T) {
 				},
 				Driver: Driver{}, URL: url,
 				LocalClock:   true,
+				Timeout:      5 * time.Minute, // for a machine that is very busy
 				Prefix:       prefix,
 				Short:        prefix == "", // the other run has the repetitions
 				FutureLayout: func() (func() error, error) { return nextLayout(folder) },

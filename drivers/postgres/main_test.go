@@ -70,6 +70,7 @@ func conform(t *testing.T) {
 	h.Driver, h.URL, h.Secret = new(postgres.Driver), cfg.DSN, secret
 	h.TTL, h.Grace = time.Duration(rounds(4, 1))*250*time.Millisecond, 200*time.Millisecond
 	h.Notices = notices.All
+	h.Timeout = 5 * time.Minute // for a machine that is very busy
 	h.Process = func() (*redlocktest.Client, error) { return redlocktest.StartClient(h.URL) }
 	h.Faults.DropReply = fault.DropAnswer(fault.ProtocolPostgres)
 	h.Faults.Kill, h.Faults.Pause, h.Faults.Resume = s.Kill, s.Pause, s.Resume

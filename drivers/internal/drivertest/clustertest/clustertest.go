@@ -114,6 +114,7 @@ func (s *System) Conformance(t *testing.T, complete func(g *server.Group, h *red
 		return redlocktest.StartClient(h.URL + "&prefix=app:")
 	}
 	h.Prefix, h.Secret, h.Notices = "app:", Secret, notices.All
+	h.Timeout = 5 * time.Minute // for a machine that is very busy
 	h.Short, h.Only = !*whole, *only
 	if testing.Short() && members == 1 { // a moment instead of half a minute
 		h.Skip = map[string]string{}
