@@ -34,10 +34,6 @@ type Options struct {
 	// WaitReplicas is how many replicas must confirm a grant or a renewal before it counts, by
 	// the command WAIT after the script. Zero: none. See the package's documentation.
 	WaitReplicas int
-	// ForeignGap is how long in each second a lock is not handed to the next waiter, so that
-	// another library that asks for it at times may get it; at most half a second. Zero: never.
-	// See the package's documentation.
-	ForeignGap time.Duration
 	// Notify is called with background notices; it may be nil. It must not block: it may run on
 	// a goroutine that reads the server's answers.
 	Notify func(driver.Notice)
@@ -69,7 +65,7 @@ func New(c redis.UniversalClient, o *Options) (*Backend, error) {
 	cfg := redisnode.Config{
 		Client: lib, Name: "redis", Addr: "redis", Prefix: o.Prefix,
 		CallTimeout: o.CallTimeout, Notify: o.Notify,
-		Guard: o.RestartGuard, Bootstrap: o.Bootstrap, Durable: o.Durable, WaitReplicas: o.WaitReplicas, ForeignGap: o.ForeignGap,
+		Guard: o.RestartGuard, Bootstrap: o.Bootstrap, Durable: o.Durable, WaitReplicas: o.WaitReplicas,
 	}
 	if c == nil || reflect.ValueOf(c).IsZero() {
 		return nil, driver.Invalid("client", "is nil")

@@ -40,8 +40,6 @@
 //	bootstrap          a lone server with a guard is new, unless it has a memory (false: then it
 //	                   counts as restarted)
 //	wait_replicas      how many replicas must have a lock before it counts as granted (0)
-//	foreign_gap        for how long in each second other libraries may get a lock that many
-//	                   wait for (0: they get it when nobody waits here)
 //	durable            it forgets nothing that it acknowledged: appendfsync always (false)
 //
 // An unknown parameter is an error that names it. No error shows a password.
@@ -118,10 +116,8 @@
 // holder's TTL ends, and at least once a minute. Other libraries do not announce their
 // releases, so a waiter asks for their locks again every 10 to 200 ms. After a release by
 // another library, or the end of a TTL, the first to ask gets the lock. A lock that always has
-// waiters here is never free, so another library never gets it. While services migrate one at a
-// time, set foreign_gap=250ms in all of them. In the first quarter of each second of the
-// server's clock a release then frees the lock for other libraries, and waiters here hold back,
-// which costs them up to a quarter of their locks. Within one process dlock keeps the order.
+// waiters here is never free, so another library never gets it: let the services that contend for
+// a lock migrate together. Within one process dlock keeps the order.
 //
 // # Readers
 //

@@ -40,10 +40,6 @@ type Options struct {
 	// WaitReplicas is how many replicas must confirm a grant or a renewal before it counts, by
 	// the command WAIT after the script. Zero: none. See the package's documentation.
 	WaitReplicas int
-	// ForeignGap is how long in each second a lock is not handed to the next waiter, so that
-	// another library that asks for it at times may get it; at most half a second. Zero: never.
-	// See the package's documentation.
-	ForeignGap time.Duration
 	// Notify is called with background notices; it may be nil. It must not block: it may run on
 	// a goroutine that reads the server's answers.
 	Notify func(driver.Notice)
@@ -77,7 +73,7 @@ func New(c valkey.Client, o *Options) (*Backend, error) {
 	node, err := redisnode.New(redisnode.Config{
 		Client: &client{valkey: c, life: context.Background()}, Name: "valkey", Addr: "valkey://" + strings.Join(addresses(c), ","), Prefix: o.Prefix,
 		CallTimeout: o.CallTimeout, Notify: o.Notify,
-		Guard: o.RestartGuard, Bootstrap: o.Bootstrap, Durable: o.Durable, WaitReplicas: o.WaitReplicas, ForeignGap: o.ForeignGap, DB: o.DB,
+		Guard: o.RestartGuard, Bootstrap: o.Bootstrap, Durable: o.Durable, WaitReplicas: o.WaitReplicas, DB: o.DB,
 		Cluster: cluster, Failover: failover,
 	})
 	if err != nil {

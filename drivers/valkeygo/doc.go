@@ -40,8 +40,6 @@
 //	bootstrap          a lone server with a guard is new, unless it has a memory (false: then it
 //	                   counts as restarted)
 //	wait_replicas      how many replicas must have a lock before it counts as granted (0)
-//	foreign_gap        for how long in each second other libraries may get a lock that many
-//	                   wait for (0: they get it when nobody waits here)
 //	durable            it forgets nothing that it acknowledged: appendfsync always (false)
 //
 // An unknown parameter is an error that names it. No error shows a password.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	mathrand "math/rand/v2"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -152,9 +151,6 @@ func (t *attempt) heard(c *Call, err error, late bool) error {
 		e := held(c)
 		n.queue.refused(t.texts.Key, t.place, e.Clock, c.received.Sub(c.sent))
 		e.PollAfter = n.queue.pollAfter(t.texts.Key, t.place, c.process, e)
-		if _, end := n.gap(c.process); end > 0 && e.PollAfter > end {
-			e.PollAfter = end + mathrand.N(5*time.Millisecond)
-		}
 		return e
 	case code == -1:
 		c.learn(1)
@@ -220,16 +216,13 @@ func (n *Node) Acquire(ctx context.Context, req *driver.Request) (driver.Lease, 
 	if n.closed.Load() {
 		return nil, driver.ErrClosed
 	}
-	if req.ExactFence == 0 {
-		n.holdBack(ctx, req.Key)
-	}
 	t := n.attempt(req, nil)
 	return t.end(ctx, t.run(async.Within(ctx, n.timeout(req.TTL))))
 }
 
 // StartAcquire is Acquire without waiting: see package async.
 func (n *Node) StartAcquire(term async.Term, req *driver.Request, r async.Receiver) bool {
-	if n.closed.Load() || len(n.cfg.Prefix)+len(req.Key) > driver.MaxKey || n.checkOwn(req) != nil || n.cfg.ForeignGap != 0 && req.ExactFence == 0 {
+	if n.closed.Load() || len(n.cfg.Prefix)+len(req.Key) > driver.MaxKey || n.checkOwn(req) != nil {
 		return false
 	}
 	t := n.attempt(req, async.Common(term))

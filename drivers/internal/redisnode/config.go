@@ -33,7 +33,6 @@ type Config struct {
 	Cluster      bool
 	Failover     bool                  // Sentinel or Cluster: a replica's refusal is temporary
 	WaitReplicas int                   // how many replicas must have a grant or a renewal
-	ForeignGap   time.Duration         // how long in each second locks are not handed over: see gap.go
 	Abandon      func(since time.Time) // ends the connection of a call whose caller left; nil: the client is the application's
 	Repeats      bool                  // the client may send a call twice
 	Notify       func(driver.Notice)
@@ -54,8 +53,6 @@ func (cfg *Config) check() error {
 		return driver.Invalid("WaitReplicas", "must be 0 or more, not %d", cfg.WaitReplicas)
 	case cfg.WaitReplicas > 0 && cfg.Cluster:
 		return driver.Invalid("WaitReplicas", "is for one primary, and not for a Cluster")
-	case cfg.ForeignGap < 0 || cfg.ForeignGap > gapEvery/2:
-		return driver.Invalid("ForeignGap", "must be 0 to %v, not %v", gapEvery/2, cfg.ForeignGap)
 	case cfg.Guard < 0:
 		return driver.Invalid("RestartGuard", "must be 0 or more, not %v", cfg.Guard)
 	case cfg.Guard > 0 && cfg.Guard < minTTL:
@@ -69,9 +66,6 @@ func (cfg *Config) check() error {
 	}
 	return names.CheckPrefix(cfg.Prefix)
 }
-
-// gapEvery is the time from one gap to the next.
-const gapEvery = time.Second
 
 // DefaultAllowance is how far a lone instance's clock may be set back.
 const DefaultAllowance = 100 * time.Millisecond

@@ -94,7 +94,6 @@ var (
 		{"FlushedScriptsAreLoadedAgain", (*suite).scriptFlush},
 		{"CountersEndAndTokensRise", (*suite).countersEnd},
 		{"ReleasesThatNobodyWaitsForAreNotAnnounced", (*suite).silentRelease},
-		{"ForeignLibraryGetsItsTurnInAGap", (*suite).foreignGap},
 		{"ForeignHolderIsPolledQuickly", (*suite).foreignHolder},
 		{"QueueServesFirstComeFirst", (*suite).queueOrder},
 		{"QueuePassesOverTheDeadAndTheSilent", (*suite).queueDead},

@@ -76,7 +76,7 @@ func Open(name string, cfg *driver.Config, connect func(*redisurl.Target, *resp.
 		CallTimeout: t.CallTimeout,
 		Guard:       t.Guard, Bootstrap: t.Bootstrap, Durable: t.Durable, DB: t.DB,
 		Cluster: t.Topology == redisurl.Cluster, Failover: t.Topology != redisurl.Single,
-		WaitReplicas: t.WaitReplicas, ForeignGap: t.ForeignGap, Abandon: conns.Abandon, Notify: cfg.Notify,
+		WaitReplicas: t.WaitReplicas, Abandon: conns.Abandon, Notify: cfg.Notify,
 	})
 	if err != nil {
 		return nil, errors.Join(err, c.Close())

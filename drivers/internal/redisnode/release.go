@@ -55,7 +55,7 @@ func (t *releasing) args(c *Call, args []string) []string {
 	n := t.node
 	args = append(args, n.tells, t.value, n.waiterChannels)
 	silent := ""
-	if left, _ := n.gap(c.process); left > 0 && t.place == "" || t.silent {
+	if t.silent {
 		silent = "silent"
 	}
 	switch {

@@ -466,14 +466,6 @@ func (q *waitQueue) unused(key, place string) string {
 	return place
 }
 
-// watched reports whether a waiter of this process watches the key.
-func (q *waitQueue) watched(key string) bool {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	t := q.topics[key]
-	return t != nil && len(t.watchers) > 0
-}
-
 // refuses reports whether err says that the server does not allow pub/sub at all. It then gives pub/sub
 // up: every waiter polls from now on. Any other error may be temporary.
 func (q *waitQueue) refuses(err error) bool {

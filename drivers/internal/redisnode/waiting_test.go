@@ -8,7 +8,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -191,49 +190,6 @@ func (s *suite) foreignHolder(t *testing.T) {
 		t.Fatalf("a lock of ours, which ends after %v: %+v, %v", held.RetryAfter, held, err)
 	}
 	drained(wake)
-}
-
-// foreignGap: a library that polls gets a lock for which many of our clients wait.
-func (s *suite) foreignGap(t *testing.T) {
-	srv := server.StartFor(t, s.kind)
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	var ours, theirs atomic.Int64
-	var wg sync.WaitGroup
-	for range 8 {
-		c, err := dlock.New(s.open(t, s.url(srv.Addr(), "?foreign_gap=250ms")))
-		drivertest.Must(t, err)
-		t.Cleanup(func() { _ = c.Close() })
-		for range 2 {
-			wg.Go(func() {
-				for ctx.Err() == nil {
-					if l, err := c.Lock(ctx, theLock); err == nil {
-						ours.Add(1)
-						<-time.After(2 * time.Millisecond) // so that the test needs little of the processor
-						_ = l.Unlock()
-					}
-				}
-			})
-		}
-	}
-	start := time.Now()
-	tick := time.NewTicker(100 * time.Millisecond) // about like redsync
-	defer tick.Stop()
-	for (theirs.Load() < 3 || ours.Load() < 10) && time.Since(start) < 2*time.Minute {
-		<-tick.C
-		got, err := srv.Do("SET", theLock, "foreign", "NX", "PX", "60000")
-		drivertest.Must(t, err)
-		if got != nil {
-			theirs.Add(1)
-			do(t, srv, "DEL", theLock)
-		}
-	}
-	cancel()
-	wg.Wait()
-	t.Logf("within %v: %d locks of 16 waiters here, and %d of another library", time.Since(start).Round(time.Millisecond), ours.Load(), theirs.Load())
-	if theirs.Load() < 3 || ours.Load() < 10 {
-		t.Errorf("another library got %d locks, and 16 waiters here %d", theirs.Load(), ours.Load())
-	}
 }
 
 // subscribers counts the connections with subscriptions.

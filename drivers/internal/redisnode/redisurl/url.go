@@ -40,7 +40,6 @@ type Target struct {
 	Durable   bool
 
 	WaitReplicas int
-	ForeignGap   time.Duration
 
 	shown string
 }
@@ -112,7 +111,6 @@ func (t *Target) options(p *dsn.Params) {
 	}
 	t.Bootstrap = p.Bool("bootstrap", false)
 	t.Durable = p.Bool("durable", false)
-	t.ForeignGap = p.Duration("foreign_gap", 0, time.Millisecond)
 	t.WaitReplicas = p.Int("wait_replicas", 0, 0, 1000)
 }
 
