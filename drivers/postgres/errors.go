@@ -34,6 +34,7 @@ var refusals = map[string]struct {
 	"28000":        {0, "the server refuses the role's login: check the password and pg_hba.conf"},
 	"3D000":        {0, "there is no such database"},
 	"25006":        {standbyRetry, "the server is read-only: connect to the primary"},
+	"42P01":        {time.Second, "the sequence of the fencing tokens was dropped: the next process that starts makes it, if its role may"},
 	"2200H":        {0, "the sequence of the fencing tokens has reached its maximum"},
 }
 

@@ -85,17 +85,25 @@ func TestASecondSequenceIsRefusedByName(t *testing.T) {
 	}
 	run(t, db, "CREATE SEQUENCE app.dlock_fence")
 	refused(t, opener(t, s.URL()), "public.dlock_fence", "app.dlock_fence")
+	open := opener(t, s.URL()+"&fence_schema=app")
 	run(t, db, "DROP SEQUENCE public.dlock_fence")
+	token(t, open)
+	run(t, db, "DROP SEQUENCE app.dlock_fence")
+	_, err := drivertest.Acquire(t, open, request("k", time.Minute))
+	if no := (*driver.RefusedError)(nil); !errors.As(err, &no) || no.RetryAfter == 0 || !strings.Contains(no.Reason, "dropped") {
+		t.Errorf("without its sequence: %v", err)
+	}
 	token(t, opener(t, s.URL()+"&fence_schema=app"))
+	token(t, open)
 }
 
 // Other causes may lie behind a refusal, and the server's clock may be wrong.
 func TestCheckGoesOnAfterARefusal(t *testing.T) {
 	t.Parallel()
 	s := database(t) // of a server without fsync
-	once(t, s.URL(), "CREATE SEQUENCE dlock_fence CACHE 20", "CREATE SCHEMA ahead",
-		"CREATE FUNCTION ahead.clock_timestamp() RETURNS timestamptz LANGUAGE sql AS 'SELECT pg_catalog.clock_timestamp() + interval ''1 hour'''",
-		"ALTER DATABASE "+s.name+" SET search_path = ahead, pg_catalog")
+	const clock = "CREATE OR REPLACE FUNCTION pg_catalog.clock_timestamp() RETURNS timestamptz LANGUAGE "
+	once(t, s.URL(), "CREATE SEQUENCE dlock_fence CACHE 20", clock+"sql AS 'SELECT now() + interval ''1 hour'''")
+	t.Cleanup(func() { once(t, s.URL(), clock+"internal STRICT PARALLEL SAFE AS 'clock_timestamp'") })
 	b := opener(t, s.URL())
 	refused := drivertest.AwaitFinding(t, b, "refused")
 	all, err := b.Check(t.Context())

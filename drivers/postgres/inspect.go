@@ -49,11 +49,8 @@ func (b *Backend) Lookup(ctx context.Context, key string) (*driver.State, error)
 	id := numberOf(b.opt.Prefix, key)
 	st := &driver.State{Key: key}
 	err := b.inspect(ctx, func(ctx context.Context, c *pgx.Conn) error {
-		results, err := c.PgConn().Exec(ctx, locksOf+id.where()+" ORDER BY l.waitstart").ReadAll()
-		if err != nil {
-			return connectError(err)
-		}
-		for _, v := range results[0].Rows {
+		rows, err := queryAll(ctx, c.PgConn(), locksOf+id.where()+" ORDER BY l.waitstart")
+		for _, v := range rows {
 			h := driver.Holder{Owner: fmt.Sprintf("%s (process %s)", v[3], v[2]), Address: string(v[4])}
 			if us := value(v[5]); us > 0 {
 				h.Since = time.UnixMicro(us)
@@ -71,7 +68,7 @@ func (b *Backend) Lookup(ctx context.Context, key string) (*driver.State, error)
 				st.Queue = append(st.Queue, h)
 			}
 		}
-		return nil
+		return err
 	})
 	if err != nil {
 		return nil, err
@@ -103,7 +100,7 @@ func (b *Backend) Break(ctx context.Context, key string, h driver.Holder) error 
 			terminateTimeout.Milliseconds(), sessionName, literal(name), id.where()))
 		switch {
 		case err != nil:
-			return connectError(err)
+			return err
 		case value(row[1]) == 0:
 			return driver.ErrLost
 		case value(row[0]) == 0:

@@ -205,6 +205,23 @@ func TestLocksThatExistAlreadyAreJoined(t *testing.T) {
 	drivertest.Release(t, l)
 }
 
+func TestNoNameIsLookedUpOnTheRolesSearchPath(t *testing.T) {
+	t.Parallel()
+	s := database(t)
+	once(t, s.URL(), "CREATE SCHEMA app", "CREATE TABLE app.pg_class ()", "CREATE TABLE app.pg_locks ()",
+		"CREATE FUNCTION app.pg_try_advisory_xact_lock(int8) RETURNS bool LANGUAGE sql AS 'SELECT true'",
+		"ALTER DATABASE "+s.name+" SET search_path = app, pg_catalog")
+	b := opener(t, s.URL())
+	l := must(t, b, request("k", time.Hour))
+	if st, err := b.Lookup(t.Context(), "k"); err != nil || len(st.Holders) != 1 {
+		t.Errorf("Lookup: %+v, %v", st, err)
+	}
+	if err := b.TryLockTx(t.Context(), begin(t, s.URL()), "k"); !errors.Is(err, driver.ErrHeld) {
+		t.Errorf("TryLockTx: %v", err)
+	}
+	drivertest.Release(t, l)
+}
+
 // A holder is known by its session's application_name, which has its label. The server would refuse a text
 // that ends in the middle of a character, and with this setting it reads a backslash as the beginning of an
 // escape.

@@ -123,19 +123,25 @@ const keepaliveSettings = "SET tcp_keepalives_idle = 5; SET tcp_keepalives_inter
 
 // exec runs statements whose results do not matter.
 func exec(ctx context.Context, pc *pgconn.PgConn, sql string) error {
-	_, err := pc.Exec(ctx, sql).ReadAll()
-	return connectError(err)
+	_, err := queryAll(ctx, pc, sql)
+	return err
 }
 
 // query runs statements and returns the last one's only row.
 func query(ctx context.Context, pc *pgconn.PgConn, sql string) ([][]byte, error) {
-	results, err := pc.Exec(ctx, sql).ReadAll()
+	rows, err := queryAll(ctx, pc, sql)
+	if len(rows) == 0 {
+		return nil, err
+	}
+	return rows[0], nil
+}
+
+// queryAll runs statements in one transaction and returns the last one's rows. No name without a schema
+// is looked up on the role's search path.
+func queryAll(ctx context.Context, pc *pgconn.PgConn, sql string) ([][][]byte, error) {
+	results, err := pc.Exec(ctx, "SET LOCAL search_path = ''; "+sql).ReadAll()
 	if err != nil {
 		return nil, connectError(err)
 	}
-	rows := results[len(results)-1].Rows
-	if len(rows) == 0 {
-		return nil, nil
-	}
-	return rows[0], nil
+	return results[len(results)-1].Rows, nil
 }

@@ -49,7 +49,7 @@ func (b *Backend) inTx(ctx context.Context, tx pgx.Tx, key, function string) err
 		return driver.Invalid("key", "has %d bytes with its prefix, the limit is %d", len(b.opt.Prefix)+len(key), driver.MaxKey)
 	}
 	var got string // nothing, or true or false
-	if err := tx.QueryRow(ctx, "SELECT "+function+"("+numberOf(b.opt.Prefix, key).String()+")::text").Scan(&got); err != nil {
+	if err := tx.QueryRow(ctx, "SELECT pg_catalog."+function+"("+numberOf(b.opt.Prefix, key).String()+")::text").Scan(&got); err != nil {
 		return txError(ctx, err)
 	}
 	if got == "false" {
