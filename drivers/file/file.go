@@ -1,19 +1,23 @@
 package file
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net/url"
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/base"
 	"github.com/redlock-go/redlock/driver/dsn"
 )
 
@@ -92,11 +96,9 @@ var (
 // New returns a backend of o's folder; nil stands for the zero Options. The folder is made at
 // the first use if it does not exist. ErrInvalid names an option that cannot be honoured.
 func New(o *Options) (*Backend, error) {
-	if o == nil {
-		o = &Options{}
-	}
-	f := folder{path: o.Folder}
-	if o.Folder == "" {
+	opt := base.Given(o)
+	f := folder{path: opt.Folder}
+	if opt.Folder == "" {
 		f.path, f.private = defaultFolder(runtime.GOOS, os.Getenv, userHome), true
 	}
 	if !filepath.IsAbs(f.path) {
@@ -104,7 +106,7 @@ func New(o *Options) (*Backend, error) {
 	}
 	f.path = filepath.Clean(f.path)
 	b := &Backend{
-		folder: f, prefix: o.Prefix, boot: bootID(), patience: gatePatience,
+		folder: f, prefix: opt.Prefix, boot: bootID(), patience: gatePatience,
 		leases: map[*Lease]struct{}{},
 	}
 	return b, nil
@@ -201,16 +203,15 @@ func (b *Backend) attempt(ctx context.Context, p *place, req *driver.Request) (l
 		if err != nil {
 			return nil, false, err
 		}
-		if !l.current(n.lock) { // somebody removed it meanwhile: it excludes nobody
-			l.free()
-			continue
+		if l.current(n.lock) { // else somebody removed it meanwhile: it excludes nobody
+			if lease, err = b.grant(n.lock, gate, l, req); err == nil {
+				return lease, fresh, nil
+			}
 		}
-		lease, err := b.grant(n.lock, gate, l, req)
+		l.free()
 		if err != nil {
-			l.free()
 			return nil, false, refused(err, n.gate)
 		}
-		return lease, fresh, nil
 	}
 	return nil, false, fmt.Errorf("file: %s: keeps being replaced", n.lock)
 }
@@ -285,19 +286,16 @@ func (b *Backend) Close() error {
 		return nil
 	}
 	b.closed = true
-	leases := b.leases
-	b.leases = map[*Lease]struct{}{}
+	leases := slices.Collect(maps.Keys(b.leases))
 	b.mu.Unlock()
 
-	for l := range leases {
+	for _, l := range leases {
 		l.lose()
 	}
 	b.watcher.close()
 	var first error
-	for l := range leases {
-		if err := l.Release(context.Background()); err != nil && first == nil {
-			first = err
-		}
+	for _, l := range leases {
+		first = cmp.Or(first, l.Release(context.Background()))
 	}
 	return first
 }

@@ -108,6 +108,14 @@ func TestARemovedLockFileIsALoss(t *testing.T) {
 	wantErr(t, "a second release", l.Release(t.Context()), nil)
 	wantHeld(t, b, request("k"))
 	release(t, next)
+	if len(b.leases) != 0 {
+		t.Errorf("%d leases are kept after their release", len(b.leases))
+	}
+	closing, err := New(&Options{Folder: b.folder.path})
+	must(t, err)
+	acquire(t, closing, request("other"))
+	must(t, os.Remove(acquire(t, closing, request("k")).path))
+	wantErr(t, "Close", closing.Close(), driver.ErrLost)
 }
 
 func TestKeysAreAnyBytesAndNeverCollide(t *testing.T) {

@@ -71,6 +71,10 @@ func TestARoleWithoutRightsGetsTheStatementToRun(t *testing.T) {
 		token(t, opener(t, url))
 		run(t, db, "DROP SEQUENCE dlock_fence", "REVOKE CREATE ON SCHEMA public FROM \"some body\"", "CREATE SEQUENCE dlock_fence")
 	}
+	run(t, db, "DROP SEQUENCE dlock_fence")
+	app := url + "&fence_schema=app" // which is missing, too
+	run(t, db, statement(t, opener(t, app)))
+	token(t, opener(t, app))
 }
 
 func TestASecondSequenceIsRefusedByName(t *testing.T) {
