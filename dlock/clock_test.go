@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -132,6 +133,20 @@ func TestAnEndedLeaseIsForgotten(t *testing.T) {
 	}
 	if n := len(c.leases) + len(c.queues.byKey); n != 0 {
 		t.Errorf("%d entries are left of leases that ended", n)
+	}
+}
+
+// What is known of keys takes bounded memory: a new key beyond the bound takes the place of all others.
+func TestWhatIsKnownOfKeysIsBounded(t *testing.T) {
+	c, _ := sleeper(t)
+	for i := range 1024 {
+		c.queues.heat(&request{name: strconv.Itoa(i)})
+	}
+	for _, key := range []string{"0", "new"} {
+		c.queues.heat(&request{name: key})
+		if n := len(c.queues.hot); key == "0" && n != 1024 || key == "new" && n != 1 {
+			t.Errorf("%d keys are known after %q", n, key)
+		}
 	}
 }
 

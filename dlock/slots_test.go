@@ -3,6 +3,7 @@ package dlock_test
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -58,8 +59,9 @@ func TestSlotsAreTakenUntilNoneIsFree(t *testing.T) {
 		if !slices.Equal(slots, []int{0, 1, 2, 3, 4}) {
 			t.Errorf("slots %v", slots)
 		}
-		if _, err := c.TryLock(t.Context(), "k", dlock.WithSlots(5)); !errors.Is(err, dlock.ErrHeld) {
-			t.Errorf("no slot is free: got %v", err)
+		start := time.Now()
+		if _, err := c.TryLock(t.Context(), "k", dlock.WithSlots(5)); !errors.Is(err, dlock.ErrHeld) || time.Since(start) > 0 {
+			t.Errorf("no slot is free: got %v after %v", err, time.Since(start))
 		}
 		if _, err := c.TryLock(t.Context(), "k", dlock.WithSlots(4)); !errors.Is(err, dlock.ErrHeld) {
 			t.Errorf("no slot is free of another number of them: got %v", err)
@@ -88,6 +90,7 @@ func TestSlotsThatCannotBeAreRefused(t *testing.T) {
 			t.Errorf("%s: got %v, want ErrInvalid", name, err)
 		}
 	}
+	unlock(t, lock(t, c, "k", dlock.WithSlots(1024)))
 	long := strings.Repeat("k", driver.MaxKey-2)
 	if _, err := c.TryLock(t.Context(), long, dlock.WithSlots(11)); !errors.Is(err, dlock.ErrInvalid) {
 		t.Errorf("a long key: got %v, want ErrInvalid", err)
@@ -137,6 +140,38 @@ func TestASlotThatIsFreedElsewhereIsTakenWithinASecond(t *testing.T) {
 			}
 		}
 	})
+}
+
+// A call that waits for a slot has its place at the server, and is told nothing of its backend. A slot that it
+// is granted when it was about to ask for all of them again is its own.
+func TestACallWaitsForASlotAtTheServer(t *testing.T) {
+	for _, late := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			s, log, begin := newSpy(), &lines{}, time.Now()
+			s.acquire = func(ctx context.Context, r *driver.Request) error {
+				if r.Wait && time.Since(begin) < 10*time.Second {
+					return hang(ctx)
+				}
+				return nil
+			}
+			c := newSpyClient(t, s, dlock.WithLogger(slog.New(log)))
+			holder := lock(t, c, "k", dlock.WithSlots(1))
+			served := waitInOrder(1, func(int) *dlock.Lease { return lock(t, c, "k", dlock.WithSlots(1)) }, func(_ int, l *dlock.Lease) { unlock(t, l) })
+			time.Sleep(11 * time.Second)
+			if late {
+				s.set(func() { s.granted = func(*driver.Grant) { time.Sleep(time.Second) } })
+			}
+			start, before := time.Now(), s.grants.Load()
+			unlock(t, holder)
+			served()
+			if took := time.Since(start); !late && took > 0 || s.grants.Load() != before+1 {
+				t.Errorf("it got the slot after %v and %d grants", took, s.grants.Load()-before)
+			}
+			if got := log.all(); len(got) > 0 {
+				t.Errorf("the log says %+v", got)
+			}
+		})
+	}
 }
 
 // Two clients use different numbers of slots, and some calls are cancelled while they wait.

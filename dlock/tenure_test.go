@@ -359,34 +359,119 @@ func TestTokensAreAskedForAsLongAsSomebodyWaits(t *testing.T) {
 	})
 }
 
-// TestACallThatGivesUpPassesTheLockOn: it gives up at the instant at which it is given the lock.
-func TestACallThatGivesUpPassesTheLockOn(t *testing.T) {
-	for range 50 {
-		synctest.Test(t, func(t *testing.T) {
-			s := newSpy()
-			c := newSpyClient(t, s)
-			holder := tenured(t, c, true)
-			ctx, cancel := context.WithCancel(t.Context())
-			var got *dlock.Lease
-			served := waitInOrder(2, func(i int) *dlock.Lease {
-				if i == 1 {
-					return lock(t, c, "k")
+// lateContext calls a function between its end and the first answer of Err that says so.
+type lateContext struct {
+	context.Context
+	once sync.Once
+	late func()
+}
+
+func (c *lateContext) Err() error {
+	err := c.Context.Err()
+	if err != nil {
+		c.once.Do(c.late)
+	}
+	return err
+}
+
+// TestACallThatGivesUpPassesOnWhatItIsGiven: it gives up at the instant at which it is given the lock, or
+// its turn to ask for it. The next call gets that. If there is none, the lock is released.
+func TestACallThatGivesUpPassesOnWhatItIsGiven(t *testing.T) {
+	for _, turn := range []bool{false, true} {
+		for _, waiters := range []int{0, 2} {
+			synctest.Test(t, func(t *testing.T) {
+				s := newSpy()
+				c := newSpyClient(t, s, dlock.WithPassOn(time.Minute))
+				holder, first := tenured(t, c, true), func() {}
+				if turn {
+					unlock(t, holder)
+					time.Sleep(2 * time.Second)
+					holder = lock(t, c, "k")
+					ctx, cancel := context.WithCancel(t.Context())
+					left := waitInOrder(1, func(int) *dlock.Lease { _, _ = c.Lock(ctx, "k"); return nil }, func(int, *dlock.Lease) {})
+					first = func() { cancel(); left() }
 				}
-				got, _ = c.Lock(ctx, "k")
-				return got
-			}, func(_ int, l *dlock.Lease) {
-				if l != nil {
-					unlock(t, l)
+				ctx, cancel := context.WithCancel(t.Context())
+				gone := make(chan error)
+				go func() {
+					late := &lateContext{Context: ctx, late: func() {
+						if first(); !turn {
+							unlock(t, holder)
+						}
+					}}
+					_, err := c.Lock(late, "k")
+					gone <- err
+				}()
+				synctest.Wait()
+				served := waitInOrder(waiters, func(int) *dlock.Lease { return lock(t, c, "k") }, func(_ int, l *dlock.Lease) { unlock(t, l) })
+				before := c.Stats().Passed
+				cancel()
+				if err := <-gone; !errors.Is(err, context.Canceled) {
+					t.Errorf("the call that gives up: %v", err)
+				}
+				synctest.Wait()
+				unlock(t, holder)
+				if got := served(); !slices.IsSorted(got) {
+					t.Errorf("served in the order %v", got)
+				}
+				synctest.Wait()
+				n := c.Stats()
+				if s.grants.Load() != s.releases.Load() || n.Held != 0 || n.Waiting != 0 || waiters > 0 && !turn && n.Passed == before {
+					t.Errorf("turn %v: %d grants, %d releases, %d passed on: %+v", turn, s.grants.Load(), s.releases.Load(), n.Passed-before, n)
+				}
+				if !free(t, s, "k") {
+					t.Errorf("turn %v, %d waiters: the lock is left", turn, waiters)
 				}
 			})
-			unlock(t, holder)
-			cancel()
-			served()
-			if n := c.Stats(); s.grants.Load() != s.releases.Load() || n.Held != 0 || n.Waiting != 0 {
-				t.Errorf("%d grants, %d releases: %+v", s.grants.Load(), s.releases.Load(), n)
-			}
-		})
+		}
 	}
+}
+
+// TestAKeyThatWasWaitedForIsPassedOnForASecond: a grant has several tokens if a call of this client waited
+// for the key within the last second, behind another call or at the server.
+func TestAKeyThatWasWaitedForIsPassedOnForASecond(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSpy()
+		var asked atomic.Uint32
+		s.acquire = func(_ context.Context, r *driver.Request) error { asked.Store(r.Tokens); return nil }
+		c := newSpyClient(t, s, dlock.WithPassOn(time.Minute))
+		hold := func(int) *dlock.Lease { return lock(t, c, "k") }
+		for name, wait := range map[string]func(){
+			"at the server": func() {
+				l := lock(t, c, "k")
+				served := waitInOrder(1, hold, func(_ int, l *dlock.Lease) { unlock(t, l) })
+				time.Sleep(5 * time.Second)
+				unlock(t, l)
+				served()
+			},
+			"for a lease that is passed on": func() {
+				l := tenured(t, c, true)
+				time.Sleep(5 * time.Second)
+				served := waitInOrder(1, hold, func(_ int, l *dlock.Lease) { unlock(t, l) })
+				unlock(t, l)
+				served()
+			},
+			"for a lease that is not": func() {
+				l := tenured(t, c, true)
+				served := waitInOrder(1, func(int) *dlock.Lease { return lock(t, c, "k", dlock.WithTTL(time.Second)) },
+					func(_ int, l *dlock.Lease) { unlock(t, l) })
+				time.Sleep(5 * time.Second)
+				unlock(t, l)
+				served()
+			},
+		} {
+			wait()
+			time.Sleep(time.Second - 1)
+			for _, want := range []bool{true, false} { // the first of them waits for nobody, and nobody waits for it
+				unlock(t, lock(t, c, "k"))
+				if n := asked.Load(); n > 1 != want {
+					t.Errorf("a call waited %s: %d tokens are asked for, want several: %v", name, n, want)
+				}
+				time.Sleep(1)
+			}
+			time.Sleep(2 * time.Second)
+		}
+	})
 }
 
 // TestALeaseThatWasPassedOnIsLost: by a report, by the end of its TTL, and by Close.
@@ -434,6 +519,28 @@ func TestALeaseThatWasPassedOnIsLost(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestNobodyWaitsForATenureThatNeverBegan: its lease was lost while a hook delayed the call that got it.
+func TestNobodyWaitsForATenureThatNeverBegan(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := memory.New()
+		var slow atomic.Bool
+		c := newSpyClient(t, m, dlock.WithPassOn(time.Hour), dlock.WithHooks(on("attempt", func(context.Context, dlock.Event) {
+			if slow.Swap(false) {
+				time.Sleep(time.Second)
+				m.Expire("k")
+			}
+		})))
+		unlock(t, tenured(t, c, true))
+		slow.Store(true)
+		l := lock(t, c, "k", dlock.WithMaxHold(time.Millisecond))
+		start := time.Now()
+		unlock(t, lock(t, c, "k"))
+		if waited := time.Since(start); !errors.Is(l.Err(), dlock.ErrMaxHold) || waited > time.Second {
+			t.Errorf("a call waited for %v for the tenure of a lease that is over: %v", waited, l.Err())
+		}
+	})
 }
 
 // TestNobodyWaitsForATenureThatIsOver: its lease was lost, or a hook that panics has ended it, and

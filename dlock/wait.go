@@ -21,7 +21,6 @@ type queues struct {
 
 	mu    sync.Mutex // guards all fields below, for constant time: no key delays another
 	byKey map[string]*queue
-	spare *queue // an empty queue, for the next key
 	hot   map[string]heat
 }
 
@@ -62,10 +61,7 @@ func (qs *queues) enter(ctx context.Context, r *request) (q *queue, hot bool, fr
 	defer qs.mu.Unlock()
 	q = qs.byKey[r.name]
 	if q == nil {
-		q, qs.spare = qs.spare, nil
-		if q == nil {
-			q = &queue{kick: make(chan struct{}, 1)}
-		}
+		q = &queue{kick: make(chan struct{}, 1)}
 		qs.byKey[r.name] = q
 	}
 	if !q.busy && q.tenure == nil {
@@ -106,7 +102,6 @@ func (qs *queues) giveUp(r *request, q *queue, w *waiter, place *list.Element) {
 		}
 	default:
 		q.waiters.Remove(place)
-		qs.tidy(r.name, q)
 	}
 }
 
@@ -114,24 +109,12 @@ func (qs *queues) giveUp(r *request, q *queue, w *waiter, place *list.Element) {
 // is held.
 func (qs *queues) next(key string, q *queue) {
 	front := q.waiters.Front()
-	q.busy, q.tenure = front != nil, nil
-	if front != nil {
-		q.waiters.Remove(front).(*waiter).turn <- nil
-	}
-	qs.tidy(key, q)
-}
-
-// tidy leaves a queue that nobody is in for the next key. qs.mu is held.
-func (qs *queues) tidy(key string, q *queue) {
-	if q.busy || q.tenure != nil || q.waiters.Len() > 0 {
+	if front == nil {
+		delete(qs.byKey, key)
 		return
 	}
-	delete(qs.byKey, key)
-	select {
-	case <-q.kick:
-	default:
-	}
-	qs.spare = q
+	q.busy, q.tenure = true, nil
+	q.waiters.Remove(front).(*waiter).turn <- nil
 }
 
 // leave takes the first out of q. The lease that it got, if it has a tenure, is passed on to the
@@ -297,8 +280,8 @@ func (c *Client) wait(ctx context.Context, r *request, q *queue, err error) (*Le
 			return l, nil
 		}
 		if !c.again(ctx, r, err) {
-			if ctx.Err() != nil && c.life.Err() != nil {
-				err = ErrClosed
+			if c.life.Err() != nil {
+				return nil, ErrClosed
 			}
 			return nil, err
 		}
@@ -439,7 +422,7 @@ func (c *Client) try(ctx context.Context, r *request, wait bool) (l *Lease, err 
 	round, cancel := context.WithTimeout(ctx, slotsPause)
 	defer cancel()
 	l, waited := c.attempt(round, r, true)
-	if waited == nil || driver.ContextErr(round) == nil || ctx.Err() != nil {
+	if waited == nil || driver.ContextErr(round) == nil {
 		err = waited
 	}
 	return l, err

@@ -6,6 +6,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -111,19 +112,73 @@ func TestALocalReleaseWakesTheFirstWaiter(t *testing.T) {
 		{func(s *spy) driver.Backend { s.hide = driver.FeatureQueueing; return silent{s} }, 25 * time.Millisecond, 75 * time.Millisecond},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			c := newSpyClient(t, tt.way(newSpy()))
-			first := lock(t, c, "k")
-			done := make(chan struct{})
-			go func() { defer close(done); unlock(t, lock(t, c, "k")) }()
-			synctest.Wait()
-			start := time.Now()
-			unlock(t, first)
-			<-done
-			if took := time.Since(start); took < tt.least || took > tt.most {
-				t.Errorf("took %v, want %v to %v", took, tt.least, tt.most)
+			c := newSpyClient(t, tt.way(newSpy()), dlock.WithPassOn(0))
+			for range 30 { // the pause is random
+				first := lock(t, c, "k")
+				served := waitInOrder(1, func(int) *dlock.Lease { return lock(t, c, "k") }, func(_ int, l *dlock.Lease) { unlock(t, l) })
+				start := time.Now()
+				unlock(t, first)
+				served()
+				if took := time.Since(start); took < tt.least || took > tt.most {
+					t.Errorf("took %v, want %v to %v", took, tt.least, tt.most)
+				}
 			}
 		})
 	}
+}
+
+// Each release of many readers would put off the writer's next attempt, if more than the first did.
+func TestReleasesThatFollowEachOtherPutNothingOff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSpy()
+		s.hide = driver.FeatureQueueing
+		c := newSpyClient(t, silent{s})
+		var readers []*dlock.Lease
+		for range 20 {
+			readers = append(readers, lock(t, c, "k", dlock.WithShared()))
+		}
+		served := waitInOrder(1, func(int) *dlock.Lease { return lock(t, c, "k") }, func(_ int, l *dlock.Lease) { unlock(t, l) })
+		before := s.acquires.Load()
+		for _, l := range readers[1:] {
+			unlock(t, l)
+			time.Sleep(20 * time.Millisecond)
+		}
+		if n := s.acquires.Load() - before; n == 0 {
+			t.Error("no attempt in 380 ms of releases")
+		}
+		unlock(t, readers[0])
+		served()
+	})
+}
+
+// Readers have no order among themselves, and wait for writers as any call does.
+func TestReadersWaitForWritersAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSpy()
+		s.acquire = func(context.Context, *driver.Request) error { time.Sleep(time.Second); return nil }
+		c := newSpyClient(t, s)
+		start := time.Now()
+		read := func(int) *dlock.Lease { return lock(t, c, "k", dlock.WithShared()) }
+		waitInOrder(2, read, func(_ int, l *dlock.Lease) { unlock(t, l) })()
+		if took := time.Since(start); took != time.Second {
+			t.Errorf("two readers took %v, want one request's time", took)
+		}
+		s.set(func() { s.acquire = nil })
+		writer := lock(t, c, "k")
+		served := waitInOrder(3, func(i int) *dlock.Lease {
+			if i == 0 {
+				return lock(t, c, "k")
+			}
+			return read(i)
+		}, func(_ int, l *dlock.Lease) { unlock(t, l) })
+		if n := s.acquires.Load(); n != 5 {
+			t.Errorf("%d requests, want those of two readers and the writer, and two of the writer that waits", n)
+		}
+		unlock(t, writer)
+		if got := served(); !slices.IsSorted(got) {
+			t.Errorf("the waiters are served in the order %v", got)
+		}
+	})
 }
 
 // A client that has waited for a key and soon wants it again subscribes before its attempt, and
@@ -208,10 +263,21 @@ func TestEveryAttemptIsAnOwnerOfItsOwn(t *testing.T) {
 }
 
 func TestOutagesAndTimedRefusalsAreWaitedOut(t *testing.T) {
-	for _, verdict := range []error{errOutage, &driver.RefusedError{Reason: "loading", RetryAfter: time.Minute}} {
+	for verdict, pauses := range map[error][2]time.Duration{
+		errOutage: {5 * time.Millisecond, 100 * time.Millisecond},
+		&driver.RefusedError{Reason: "loading", RetryAfter: time.Minute}: {time.Second, time.Second},
+	} {
 		eachWay(t, func(t *testing.T, s *spy, b driver.Backend) {
-			ready := time.Now().Add(time.Minute)
+			ready, pause := time.Now().Add(time.Minute), pauses[0]
+			last := time.Time{}
 			s.acquire = func(context.Context, *driver.Request) error {
+				if took := time.Since(last); !last.IsZero() {
+					if took < pause/2 || took >= 3*pause/2 {
+						t.Errorf("asked again after %v, want about %v", took, pause)
+					}
+					pause = min(2*pause, pauses[1])
+				}
+				last = time.Now()
 				if time.Now().Before(ready) {
 					return verdict
 				}
@@ -224,6 +290,7 @@ func TestOutagesAndTimedRefusalsAreWaitedOut(t *testing.T) {
 			if !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, dlock.ErrUnavailable) || errors.Is(err, dlock.ErrHeld) {
 				t.Errorf("gave up with %v, want DeadlineExceeded and ErrUnavailable", err)
 			}
+			last, pause = time.Time{}, pauses[0]
 			unlock(t, lock(t, c, "k"))
 			if late := time.Since(ready); late > 2*time.Second {
 				t.Errorf("got it %v after the outage", late)
@@ -246,6 +313,33 @@ func TestTheLastVerdictIsTheOneReported(t *testing.T) {
 		if errors.Is(err, dlock.ErrHeld) || !errors.Is(err, dlock.ErrUnavailable) || !errors.Is(err, errOutage) {
 			t.Errorf("the last verdict was an outage: got %v, want ErrUnavailable and not ErrHeld", err)
 		}
+	})
+}
+
+// A call that ends before it has heard anything reports what the call before it has heard last.
+func TestTheVerdictOfACallThatLeavesIsTheNextOnes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSpy()
+		s.acquire = func(ctx context.Context, _ *driver.Request) error {
+			if s.acquires.Load() > 1 {
+				return hang(ctx)
+			}
+			time.Sleep(time.Second)
+			return &driver.HeldError{Holder: "another/1"}
+		}
+		c := newSpyClient(t, s)
+		var wg sync.WaitGroup
+		for i := range 2 {
+			wg.Go(func() {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i+1)*time.Second)
+				defer cancel()
+				if _, err := c.Lock(ctx, "k"); !errors.Is(err, dlock.ErrHeld) {
+					t.Errorf("call %d: %v, want ErrHeld", i, err)
+				}
+			})
+			synctest.Wait()
+		}
+		wg.Wait()
 	})
 }
 
@@ -327,15 +421,16 @@ func TestCloseEndsLeasesBeforeItReleasesThemAndFailsThoseWhoWait(t *testing.T) {
 				return nil
 			}
 		})
+		defer s.Backend.(*memory.Backend).Peer().Hold("theirs")()
 		errs := make(chan error)
-		for range 3 {
-			go func() { _, err := c.Lock(t.Context(), "k"); errs <- err }()
+		for i := range 6 {
+			go func() { _, err := c.Lock(t.Context(), [...]string{"k", "theirs"}[i%2]); errs <- err }()
 		}
 		synctest.Wait()
 		if err := c.Close(); err != nil {
 			t.Error(err)
 		}
-		for range 3 {
+		for range 6 {
 			if err := <-errs; !errors.Is(err, dlock.ErrClosed) || errors.Is(err, dlock.ErrUnavailable) {
 				t.Errorf("a waiter got %v, want ErrClosed", err)
 			}
@@ -389,6 +484,34 @@ type silent struct{ *spy }
 
 func (silent) Watch(context.Context, string) (<-chan struct{}, error) {
 	return make(chan struct{}), nil
+}
+
+// A lock whose release will be signalled is asked for about every second, and slots every 0.7 s.
+func TestHowOftenALockIsAskedForThatIsWatched(t *testing.T) {
+	for slots, most := range map[int]time.Duration{0: 1500 * time.Millisecond, 1: 700 * time.Millisecond} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newSpy()
+			s.hide = driver.FeatureQueueing
+			last, longest := time.Now(), time.Duration(0)
+			s.acquire = func(context.Context, *driver.Request) error {
+				took := time.Since(last)
+				if last, longest = time.Now(), max(longest, took); took > 0 && took < most/3 {
+					t.Errorf("%d slots: asked again after %v", slots, took)
+				}
+				return &driver.HeldError{}
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			var opts []dlock.LockOption
+			if slots > 0 {
+				opts = append(opts, dlock.WithSlots(slots))
+			}
+			_, _ = newSpyClient(t, silent{s}).Lock(ctx, "k", opts...)
+			if longest > most || longest < most/2+200*time.Millisecond {
+				t.Errorf("%d slots: asked again after %v at most, want %v", slots, longest, most)
+			}
+		})
+	}
 }
 
 func TestTheHoldersTTLIsTheNextTimeToAsk(t *testing.T) {
