@@ -2,6 +2,7 @@ package dlock_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"runtime"
@@ -283,6 +284,29 @@ func TestCloseWaitsForHooksAndNamesOneThatDoesNotReturn(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A hook delays a call whose request failed, until the client is closed.
+func TestNothingIsLoggedAfterClose(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, log := newSpy(), &lines{}
+		s.acquire = func(context.Context, *driver.Request) error { return errOutage }
+		before := goroutines()
+		c := newSpyClient(t, s, dlock.WithLogger(slog.New(log)), dlock.WithHooks(on("attempt", func(context.Context, dlock.Event) { time.Sleep(time.Second) })))
+		ended := make(chan error)
+		go func() { _, err := c.Lock(t.Context(), "k"); ended <- err }()
+		synctest.Wait()
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+		if err := <-ended; !errors.Is(err, dlock.ErrClosed) {
+			t.Errorf("got %v, want ErrClosed", err)
+		}
+		synctest.Wait()
+		if got, n := log.all(), goroutines()-before; len(got) > 0 || n > 0 {
+			t.Errorf("%d goroutines are left, and the log says %+v", n, got)
+		}
+	})
 }
 
 func TestAHookOfTheBackgroundThatEndsItsGoroutineEndsNoOther(t *testing.T) {

@@ -95,8 +95,9 @@ func (e *doError) Unwrap() []error { return []error{e.end, e.fn} }
 // ctx bounds the campaign and the leadership. If ctx ends the campaign, or the campaign cannot
 // succeed (ErrInvalid, ErrClosed, a permanent refusal), Elect returns the error of Client.Lock.
 //
-// Every option of Do is accepted but WithShared, with which all candidates would lead. WithMaxHold makes leaders take turns: a leader loses the
-// lease after that time and campaigns again, behind the candidates that wait.
+// Every option of Do is accepted but WithShared, with which all candidates would lead. WithMaxHold
+// makes leaders take turns: a leader loses the lease after that time and campaigns again, behind the
+// candidates that wait.
 func Elect(ctx context.Context, l Locker, key string, lead func(context.Context) error, opts ...LockOption) error {
 	opts = append(slices.Clone(opts), lockOption(func(l *lockConfig) {
 		if l.mode == driver.Shared {

@@ -40,6 +40,7 @@ type seldom struct {
 	mu    sync.Mutex
 	count int         // since the last line
 	timer *time.Timer // nil: the next event is the first
+	over  bool        // the client was closed
 }
 
 const seldomEvery = 10 * time.Second
@@ -47,7 +48,7 @@ const seldomEvery = 10 * time.Second
 func (s *seldom) log(ctx context.Context, attrs ...slog.Attr) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.timer != nil {
+	if s.timer != nil || s.over {
 		s.count++
 		return
 	}
@@ -68,11 +69,13 @@ func (s *seldom) again() {
 	s.timer.Reset(seldomEvery)
 }
 
-// stop logs what is left, and ends the timer.
+// stop logs what is left, and ends the timer. Nothing is logged afterwards: a hook may delay a call that
+// failed until its client is closed.
 func (s *seldom) stop() {
 	s.again()
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.over = true
 	if s.timer != nil {
 		s.timer.Stop()
 	}

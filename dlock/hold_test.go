@@ -214,6 +214,35 @@ func TestCloseDoesNotWaitForAMinHoldInAnOutage(t *testing.T) {
 	})
 }
 
+// What is lost cannot be kept: a session that broke before, or while Close waits.
+func TestCloseDoesNotWaitForAMinHoldOfALockThatIsGone(t *testing.T) {
+	for _, ttl := range []bool{false, true} {
+		for _, wait := range []time.Duration{0, time.Minute} {
+			synctest.Test(t, func(t *testing.T) {
+				s, gone := newSpy(), make(chan struct{})
+				if s.hide = driver.FeatureKeep; !ttl {
+					s.session(gone)
+				}
+				c := newSpyClient(t, s)
+				l := lock(t, c, "k", dlock.WithMinHold(time.Hour))
+				lose := func() { close(gone); s.Backend.(*memory.Backend).Expire("k") }
+				if unlock(t, l); wait == 0 {
+					lose()
+				} else {
+					time.AfterFunc(wait, lose)
+				}
+				start := time.Now()
+				if err := c.Close(); err != nil {
+					t.Error(err)
+				}
+				if took := time.Since(start); took < wait || took > wait+dlock.DefaultTTL/3 || !ttl && took > wait {
+					t.Errorf("with a TTL: %v: Close took %v for a lock that was lost after %v", ttl, took, wait)
+				}
+			})
+		}
+	}
+}
+
 func TestARenewalUnderWayDoesNotShortenAMinHold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSpy()

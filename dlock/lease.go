@@ -142,33 +142,35 @@ func (l *Lease) Err() error {
 // look ends the lease if it is over by the clock, or by what the backend reports, and returns why it
 // is over. l.mu is held.
 func (l *Lease) look(now boot.Instant) error {
-	if l.err != nil {
-		return l.err
-	}
-	select {
-	case <-l.lost:
-		// A channel that many leases share is closed for one of them: the others have a new one.
-		last := l.lost
-		if l.lost = l.held.Grant().Lost; l.lost == last {
-			l.finish(lost("the backend reports that it is gone"))
-		} else {
-			l.c.watch(last, l.lost)
-			return l.look(now)
-		}
+	switch {
+	case l.err != nil:
+	case l.gone():
+		l.finish(lost("the backend reports that it is gone"))
+	case now < l.endsAt():
+	case now >= l.limit:
+		l.finish(ErrMaxHold)
+	case l.failure != nil:
+		l.finish(lost("not renewed before its deadline: %v", l.failure))
 	default:
-		if now < l.endsAt() {
-			break
-		}
-		switch {
-		case now >= l.limit:
-			l.finish(ErrMaxHold)
-		case l.failure != nil:
-			l.finish(lost("not renewed before its deadline: %v", l.failure))
-		default:
-			l.finish(lost("not renewed before its deadline (a renewal hangs, or this process or machine was stopped)"))
-		}
+		l.finish(lost("not renewed before its deadline (a renewal hangs, or this process or machine was stopped)"))
 	}
 	return l.err
+}
+
+// gone reports whether the backend reports that the lock is gone. l.mu is held.
+func (l *Lease) gone() bool {
+	select {
+	case <-l.lost:
+	default:
+		return false
+	}
+	// A channel that many leases share is closed for one of them: the others have a new one.
+	last := l.lost
+	if l.lost = l.held.Grant().Lost; l.lost == last {
+		return true
+	}
+	l.c.watch(last, l.lost)
+	return l.gone()
 }
 
 // finish ends the lease. l.mu is held.

@@ -102,8 +102,8 @@ func WithMargin(d time.Duration) LockOption {
 }
 
 // WithMaxHold bounds the whole hold, renewals included: the lease is lost d after its
-// grant, with ErrMaxHold. Zero, the default, means no bound: a lease renews itself until it is released, so that a healthy leader leads for as
-// long as it lives.
+// grant, with ErrMaxHold. Zero, the default, means no bound: a lease renews itself until it is
+// released, so that a healthy leader leads for as long as it lives.
 //
 // It is the limit on reacquisitions that the Redlock page asks for. Set it where a holder may
 // hang while its process lives and renews.

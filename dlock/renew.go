@@ -251,14 +251,14 @@ func (l *Lease) close() bool {
 
 // giveBack releases the lock of a lease that close has ended. If WithMinHold keeps the lock, it is
 // left to the server, which ends it; where the server cannot keep it, giveBack waits, and renews it
-// meanwhile.
+// meanwhile, as long as it is there.
 func (l *Lease) giveBack() error {
 	c := l.c
 	for {
 		l.mu.Lock()
 		now := c.clock.Fresh()
-		kept, left, r := l.kept, l.keep.Sub(now), l.renewal(now)
-		told := l.renewAt == never && c.keeps()
+		kept, left, r := l.kept && !l.gone(), l.keep.Sub(now), l.renewal(now)
+		told, lost := l.renewAt == never && c.keeps(), l.lost
 		l.mu.Unlock()
 		switch {
 		case !kept || left <= 0:
@@ -271,9 +271,14 @@ func (l *Lease) giveBack() error {
 			}
 			return nil
 		case l.ttl != 0:
-			_, _ = l.held.Renew(l.ctx, r) // if it fails, the next one tries again
+			if _, err := l.held.Renew(l.ctx, r); errors.Is(err, ErrLost) {
+				return err
+			} // if it fails otherwise, the next one tries again
 			left = min(left, l.ttl/3)
 		}
-		time.Sleep(left)
+		select {
+		case <-lost:
+		case <-time.After(left):
+		}
 	}
 }
