@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -284,5 +285,47 @@ func (d *duel) compare() {
 	slices.Sort(b)
 	if !slices.Equal(a, b) || s.Fence != k.counter {
 		d.wrong = fmt.Sprintf("the real node has %s, counter %d; the simulated one %s, counter %d", a, s.Fence, b, k.counter)
+	}
+}
+
+// A vote without a proposed token can be given back, though many ask at once, or there is a guard.
+func TestAVoteWithoutAProposedTokenIsGivenBack(t *testing.T) {
+	t.Parallel()
+	for kind, s := range map[string]*server.Server{"redis": server.Redis(t), "valkey": server.Valkey(t)} {
+		for _, guard := range []time.Duration{0, time.Minute} {
+			t.Run(fmt.Sprint(kind, guard), func(t *testing.T) {
+				c := redis.NewClient(&redis.Options{Addr: s.Addr(), ReadTimeout: time.Minute, MaxRetries: -1}) // else no vote is given back
+				defer func() { _ = c.Close() }()
+				node, err := goredis.New(c, &goredis.Options{Prefix: fmt.Sprint(guard, ":"), CallTimeout: time.Minute})
+				drivertest.Must(t, err)
+				defer func() { _ = node.Close() }()
+				q := quorum.Info{Terms: derive(3, guard, time.Second, 1), OtherClocks: time.Now}
+				calls := 40
+				if guard > 0 { // a batch does not tell the counter before a grant
+					calls = 1
+					_, err := node.Bootstrap(t.Context(), &quorum.Bootstrap{Quorum: &q})
+					drivertest.Must(t, err)
+				}
+				var all sync.WaitGroup
+				for i := range calls {
+					all.Go(func() {
+						req := &driver.Request{Key: fmt.Sprint("k", i), Owner: "o/1", TTL: time.Minute, Quorum: &q}
+						l, err := node.Acquire(t.Context(), req)
+						if err != nil {
+							t.Error(err)
+							return
+						}
+						l.(async.Vote).GiveBack(true)
+						if err := l.Release(t.Context()); err != nil {
+							t.Error(err)
+						}
+						if st, err := node.Lookup(t.Context(), req.Key); err != nil || st.Fence != 0 {
+							t.Errorf("vote %d leaves the counter at %d, %v", i, st.Fence, err)
+						}
+					})
+				}
+				all.Wait()
+			})
+		}
 	}
 }

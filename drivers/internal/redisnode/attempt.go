@@ -53,7 +53,7 @@ func (n *Node) attempt(req *driver.Request, common *atomic.Value) *attempt {
 		if t.place != "" && t.quorum != nil && t.quorum.WaitingSince > 0 {
 			since = int64(t.quorum.WaitingSince) // the same on all nodes
 		}
-		if t.place != "" || t.shared || t.tokens > 0 {
+		if t.place != "" || t.shared || t.tokens > 0 || t.follows() {
 			t.more = []string{t.place, queueLife, strconv.FormatInt(since, 10)}
 		}
 		if t.tokens > 0 {
@@ -71,9 +71,14 @@ func (n *Node) attempt(req *driver.Request, common *atomic.Value) *attempt {
 			common.Store(t.texts)
 		}
 	}
-	t.fence(t.place != "" || t.op == lua.AcquireShared)
+	t.fence(t.place != "" || t.op == lua.AcquireShared || t.follows())
 	return t
 }
+
+// follows reports whether the token of a vote follows the node's own clock, because none is proposed, and there is no
+// guard. Such tokens differ, so the vote may have to be given back. It is in no batch, and names the queue's
+// key, so that the reply tells the counter before the grant, as with a guard.
+func (t *attempt) follows() bool { return t.quorum != nil && t.q == nil && t.floor == 0 }
 
 func (t *attempt) args(c *Call, args []string) []string {
 	c.notAfter, c.proposed = c.process.clock.at(t.deadline), int64(t.floor)

@@ -1,9 +1,9 @@
 -- Takes the lock if it is free.
--- KEYS: 1 lock, 2 counter, 3 mark; 4 queue, if somebody waits.
+-- KEYS: 1 lock, 2 counter, 3 mark; 4 queue, if somebody waits, or for a reply that tells the counter.
 -- ARGV: 1 not-after (us), 2 owner/attempt, 3 PX without GRACE (ms), 4 proposed token (us) or 0, 5 life of the counter after its token (ms),
 -- 6 place in the queue, if somebody waits; and then 7 PX of the queue (ms), 8 since when the caller waits (us) or 0;
 -- 9 how many tokens, if more than one: the last of them is the token. Then 6 to 8 are '' if nobody waits.
--- Reply: TIME granted at TIME, if no token is proposed, there is no guard and nobody waits; granted at the proposed token: one number, see proposed;
+-- Reply: TIME granted at TIME, if no token is proposed and there are three keys; granted at the proposed token: one number, see proposed;
 -- {1, token, TIME, the counter before or ''} granted at another, {1, token, TIME} to this attempt before; {0, value, PTTL, TIME} held; {-1, TIME} too late.
 local try, place, more, v, got = redis.pcall, ARGV[6] ~= '' and ARGV[6], (ARGV[9] or 1) - 1, false, false
 local fence, x, px = ARGV[4], ARGV[4] + 0, GRACE == 0 and ARGV[3] or string.format('%.0f', ARGV[3] + GRACE)
