@@ -38,7 +38,7 @@ const leastTimeout = 250 * time.Millisecond
 //	join        a node that lost the lease counts again only at exactly this token       extend
 //	carriers    a renewal is confirmed by nodes that carried the lease before it          acked
 //	attempt     no two requests to one node have one owner                               attempt
-//	give back   a bid that was not granted gives its votes back, and a lease never does    free
+//	give back   a bid that was not granted gives its votes back, a lease one above it      free
 //	order       a node is released behind what is under way to it, and not beside it     follow
 //
 // Why they suffice: after q confirmations there is a majority that this bid owned while the
@@ -48,9 +48,10 @@ const leastTimeout = 250 * time.Millisecond
 //
 // Giving a vote back lowers the node's counter to what it was before the vote, if the lock is
 // still this attempt's. Then no other bid owned the node since the vote, so no lease was
-// confirmed there meanwhile, and this bid counts the vote for none: it asks again only as another
-// attempt. So the counter is still at the token of every lease that was confirmed there, and a
-// lease that has lost the node can join it again.
+// confirmed there meanwhile, and this bid counts the vote for none: it asks again, or joins, only as
+// another attempt. So the counter is still at the token of every lease that was confirmed there, and
+// a lease that has lost the node, or got it too late, can join it. A vote above the bid's own token
+// was never counted: a node counts at the token itself, or below it.
 //
 // Readers share the nodes that they own, and a node answers a reader for itself. They are one owner
 // to a writer. What is different at a node that readers have is in the node: see .github/DESIGN.md.
@@ -839,11 +840,10 @@ func (b *bid) end(out *actions) {
 	b.followAll(out)
 }
 
-// free releases one node. The release of a bid that was not granted gives the vote back (rule
-// "give back").
+// free releases one node, and gives a vote back that was never counted (rule "give back").
 func (b *bid) free(i int, out *actions) {
 	b.parts[i].state = leaving
-	if !b.granted {
+	if !b.granted || b.parts[i].fence > b.fence {
 		out.back.add(i)
 	}
 	b.send(i, release, out)

@@ -254,3 +254,44 @@ func TestAChangeKeepsTheProtectionsThatNodesRemember(t *testing.T) {
 		t.Errorf("without two answers: %+v", got)
 	}
 }
+
+// A client that knows no clocks proposes no token: in its first contact without a guard, and after two idle minutes.
+// A late node's vote is then above the lease's token. It is given back, and the node takes the lease at the next renewal.
+func TestANodeThatVotesLateTakesTheLeaseSoon(t *testing.T) {
+	for _, mode := range []driver.Mode{driver.Exclusive, driver.Shared} {
+		for _, guard := range []time.Duration{-1, 10 * time.Second} {
+			t.Run(fmt.Sprint(mode, guard), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) { voteLate(t, mode, guard) })
+			})
+		}
+	}
+}
+
+func voteLate(t *testing.T, mode driver.Mode, guard time.Duration) {
+	servers, nodes := simNodes(make([]network, 5)...)
+	for i := range nodes {
+		nodes[i].(*simNode).life = time.Hour
+	}
+	b := opened(t, nodes, &Options{Guard: guard, Bootstrap: guard > 0})
+	r := request1(simKeyName, "o", 5*time.Second)
+	r.Mode = mode
+	if guard > 0 { // which asks for the clocks
+		drivertest.Must(t, drivertest.Grant(t, b, r).Release(t.Context()))
+		time.Sleep(offsetLife + time.Second)
+	}
+	late := servers[4]
+	late.pause(50 * time.Millisecond)
+	l := drivertest.Grant(t, b, r)
+	token := l.Grant().Fence
+	time.Sleep(100 * time.Millisecond)
+	if k := late.key(); k.counter > token || !k.free() {
+		t.Errorf("beside token %d the late vote leaves the counter at %d, and free: %v", token, k.counter, k.free())
+	}
+	drivertest.Renew(t, l, r.TTL)
+	synctest.Wait()
+	time.Sleep(time.Millisecond)
+	if k := late.key(); k.free() || k.counter != token {
+		t.Errorf("after the renewal of token %d its key is %+v", token, k)
+	}
+	drivertest.Must(t, l.Release(t.Context()))
+}

@@ -12,6 +12,7 @@ import (
 // find them sooner than a search by distance.
 var healing = func() []scenario {
 	lease := scenario{bids: 3, lease: true, gone: 1 << 2, keeps: true, proposal: [exBids]uint64{10, 14, 12}, tokens: ranges}
+	above := scenario{bids: 3, lease: true, tardy: 1 << 2, clocks: ahead, proposal: [exBids]uint64{0, 14, 0}, renewals: 2}
 	timed := scenario{bids: 2, lease: true, gone: 1 << 2, keeps: true, ticks: 13, patience: 4, prompt: true}
 	with := func(s scenario, name string, f func(*scenario)) scenario {
 		s.name = name
@@ -38,6 +39,9 @@ var healing = func() []scenario {
 		with(timed, "time passes, and readers come", func(s *scenario) {
 			s.bids, s.readers, s.cut, s.renewals, s.faults = 3, 0b011, 1<<1, 5, faults{expire: 1, lapse: 1}
 		}),
+		with(above, "a vote above the token", func(s *scenario) { s.keeps, s.faults = true, faults{expire: 2, again: 2} }),
+		with(above, "a vote above the token, and late releases", func(s *scenario) { s.faults = faults{expire: 2, late: 1, slow: 1} }),
+		with(above, "a reader's vote above the token", func(s *scenario) { s.keeps, s.readers, s.faults = true, 0b011, faults{expire: 2, lapse: 1, again: 1} }),
 		with(timed, "time passes, and a clock is set", func(s *scenario) { s.cut, s.renewals, s.ticks, s.faults = 1<<1, 4, 12, faults{expire: 1, step: 1} }),
 	}
 }()
@@ -152,6 +156,7 @@ func TestEveryRuleOfHealingIsNeeded(t *testing.T) {
 	queue.bids, queue.faults = 3, faults{reserve: 1, waits: 1, hurry: 1}
 	pair := one
 	pair.readers = 0b11
+	contact := scenario{bids: 2, lease: true, tardy: 1 << 2, clocks: ahead, keeps: true, renewals: 1}
 	losers := one
 	losers.bids, losers.readers = 3, 0b110
 	for _, c := range []struct {
@@ -165,6 +170,7 @@ func TestEveryRuleOfHealingIsNeeded(t *testing.T) {
 		{"a join takes a key that is kept for a waiter", joinKept, queue, "aB0 fB0 gB0 aC0 fC2 gC2 cC0 fC2 dA0 fA0 fA1 fA2"},
 		{"a reader joins beside those who came later", joinCounter, pair, "aB0 fB0 fB1 fB2 gB0 gB1 bB0 dA0 fA0 fA1 fA2"},
 		{"failed bids of readers give their votes back", backKept, losers, "aB0 aC0 fB0 fC0 gB0 gC0 fB1 fC1 gB1 gC1 fB2 fC2 gB2 gC2 bB0 bC0 fB2 fC2 dA0 fA0 fA1 fA2"},
+		{"a lease gives back a vote above its token", keepsVote, contact, "fA2 gA2 fA2 gA2 dA0 fA0 fA1 fA2"},
 	} {
 		t.Run(c.rule, func(t *testing.T) {
 			if f := replay(c.s, (*bid).step, c.path); f.problem != "" || !f.last.nodes[2].has(0) {

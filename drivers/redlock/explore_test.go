@@ -38,7 +38,8 @@ type scenario struct {
 	renewals int // renewals of each lease
 	counters [exNodes]uint64
 	proposal [exBids]uint64
-	tokens   [exBids]uint64 // how many each bid asks for; zero: one
+	clocks   [exNodes]uint64 // what a node proposes to itself if a bid proposes nothing
+	tokens   [exBids]uint64  // how many each bid asks for; zero: one
 	faults   faults
 	ticks    int  // how much time passes; zero: none, so a caller's time may end at any moment
 	patience int  // the node timeout, in ticks; zero: one
@@ -49,6 +50,7 @@ type scenario struct {
 
 	lease bool // it begins when the first bid has its lease, on all nodes
 	gone  set  // but these have lost it, and it knows
+	tardy set  // and these have not got its request
 	cut   set  // nodes that do not get the first bid's requests once it has its lease
 	first bool // only the first lease is renewed
 	odd   oddity
@@ -62,6 +64,7 @@ const (
 	none          oddity = iota
 	keepsVote            // no vote is given back
 	backTwice            // so is a vote that was asked for twice, and by each copy of the release
+	aboveTwice           // the same, only where a lease gives one back
 	joinAny              // a join does not look at the counter
 	joinOld              // a join ignores a counter that is old by the node's own clock
 	joinRaise            // a join raises the counter to the clock
@@ -220,7 +223,7 @@ type exWorld struct {
 	returned uint64         // the largest token…
 	writers  uint64         // …and of a writer
 	grants   [exBids]uint64 // the last token of each range
-	taken    set            // nodes that another bid got while the first has its lease, if the scenario begins with it
+	taken    set            // nodes that another bid got beside the lease with which the scenario begins, or that voted above it
 	bids     [exBids]exBid
 	last     verdict // the latest verdict, for the chart only; not part of the state, which ends with bids
 }
@@ -266,7 +269,7 @@ type explorer struct {
 	grace   time.Duration
 	excuse  time.Duration
 	problem string
-	healed  int // joins of the first lease to a node that another bid had meanwhile
+	healed  int // joins of the first lease to the nodes that are taken
 }
 
 func (x *explorer) start() exWorld {
@@ -284,8 +287,10 @@ func (x *explorer) start() exWorld {
 	if x.s.lease {
 		x.apply(&w, move{kind: mBegin})
 		for i := range exNodes {
-			x.apply(&w, move{mDeliver, 0, int8(i)})
-			x.apply(&w, move{mAnswer, 0, int8(i)})
+			if !x.s.tardy.has(i) {
+				x.apply(&w, move{mDeliver, 0, int8(i)})
+				x.apply(&w, move{mAnswer, 0, int8(i)})
+			}
 		}
 		x.apply(&w, move{kind: mLook})
 		for i := range exNodes {
@@ -515,7 +520,7 @@ func (x *explorer) apply(w *exWorld, m move) {
 	case mCopy:
 		w.faults.again--
 		p := w.wires[k][i]
-		if p.call == release && x.s.odd != backTwice {
+		if p.call == release && !x.backs(c) {
 			p.before = 0 // it is the repetition
 		}
 		if p.call == acquire {
@@ -854,7 +859,9 @@ func (x *explorer) feed(w *exWorld, k int, e event) {
 		p := exPacket{state: exGoing, call: call, sent: w.now, until: w.now.Add(c.bid.timeout), attempt: int8(c.bid.attempt)}
 		switch call {
 		case acquire:
-			p.least, p.until = x.s.proposal[k], out.until
+			if p.least, p.until = x.s.proposal[k], out.until; p.least == 0 {
+				p.least = x.s.clocks[i]
+			}
 			if x.s.ticks > 0 {
 				p.least = uint64(w.now) // the nodes' clocks agree with the client's
 			}
@@ -866,8 +873,11 @@ func (x *explorer) feed(w *exWorld, k int, e event) {
 				p.least = x.s.least(k, c.bid.fence)
 			}
 		}
-		if call == release && out.back.has(i) && x.s.odd != keepsVote && (c.twice[i] != p.attempt || x.s.odd == backTwice) {
+		if call == release && out.back.has(i) && x.s.odd != keepsVote && (c.twice[i] != p.attempt || x.backs(c)) {
 			p.before, p.silent = c.befores[i], c.bid.silent
+		}
+		if k == 0 && call == release && c.bid.phase == holding {
+			w.taken.add(i)
 		}
 		if k == 0 && x.s.cut.has(i) && x.s.lease && c.bid.granted {
 			p.state = exSilent
@@ -889,6 +899,11 @@ func (x *explorer) feed(w *exWorld, k int, e event) {
 	if c.status == exDone || c.status == exHolds { // clears fields without further effect, so that states merge
 		x.forget(w, k)
 	}
+}
+
+// backs reports whether a bid gives votes back that were asked for twice.
+func (x *explorer) backs(c *exBid) bool {
+	return x.s.odd == backTwice || x.s.odd == aboveTwice && c.bid.granted
 }
 
 func (x *explorer) forget(w *exWorld, k int) {
@@ -1201,6 +1216,7 @@ var (
 	alike     = [exBids]uint64{10, 10, 10}
 	differ    = [exNodes]uint64{11, 10, 12}
 	ranges    = [exBids]uint64{2, 4, 3}
+	ahead     = [exNodes]uint64{11, 11, 13}
 	scenarios = []scenario{
 		{name: "two bids", bids: 2, rounds: 1, proposal: alike},
 		{name: "counters differ", bids: 2, counters: differ, proposal: alike, tokens: ranges},
@@ -1291,6 +1307,9 @@ func TestEveryRuleIsNeeded(t *testing.T) {
 	beside := func(readers set, odd oddity) scenario {
 		return rival(func(s *scenario) { s.readers, s.odd = readers, odd })
 	}
+	above := func(odd oddity) scenario {
+		return scenario{lease: true, tardy: 1 << 2, clocks: ahead, keeps: true, bids: 2, renewals: 2, proposal: [exBids]uint64{0, 12}, odd: odd, faults: faults{expire: 2, again: 2}}
+	}
 	ranged := func(odd oddity) scenario {
 		s := soon
 		s.tokens, s.odd = ranges, odd
@@ -1315,6 +1334,7 @@ func TestEveryRuleIsNeeded(t *testing.T) {
 		{"order", releaseEarly, scenario{bids: 2, proposal: alike}, "G4", ""},
 		{"give back: no lease", backLease, rival(func(s *scenario) { s.keeps, s.renewals, s.faults.again = false, 1, 0 }), "G2", "nA0 nA1 aB0 fB1 gB1 fB0 gB0 bB0 eB0 aC0 fB1 fC2 gC2 fC1 gC1 bC0"},
 		{"give back: a vote that was asked for once", 0, rival(func(s *scenario) { s.odd = backTwice }), "G3", "aB0 jB2 fB2 fB0 fB1 gB0 gB1 gB2 bB0 jB2 fB2 aC0 fC2 nA1 fC1 gC2 gC1 bC0 nA2 lA0 lA0 dA0 fA0 gA0 fA2 gA2 fA1 gA1 bA0 dA0 fA0 gA0 fA2 gA2 bA0"},
+		{"give back: a vote above a lease that was asked for once", 0, above(aboveTwice), "G3", "jA2 fA2 gA2 jA2 fA2 gA2 aB0 fB2 gB2 nA1 fB1 gB1 bB0 nA2 lA0 lA0 dA0 fA0 gA0 fA1 gA1 fA2 gA2 bA0 dA0 fA0 gA0 fA2 gA2 bA0"},
 		{"join: not below the counter", 0, rival(func(s *scenario) { s.odd = joinAny }), "G3", "nA0 aB0 fB2 gB2 fB0 nA2 gB0 dA0 bB0 fA2 fA1 fA0 gA1 gA2 gA0 bA0 dA0 fA2 fA1 gA1 gA2 bA0"},
 		{"join: confirmed since the counter", 0, scenario{bids: 2, lease: true, gone: 1 << 2, cut: 1 << 1, keeps: true, ticks: 17, patience: 4, renewals: 6, odd: joinOld}, "G3", "rA0 rA0 rA0 dA0 fA0 gA0 rA0 rA0 aB0 fB2 gB2 rA0 fB1 gB1 bB0 rA0 bA0 dA0 fA0 gA0 fA2 gA2 rA0 rA0 rA0 kA1 bA0 rA0 dA0 fA0 gA0 fA2 gA2 rA0 rA0 rA0 rA0 bA0 dA0 fA0 gA0 fA2 gA2 bA0"},
 		{"a range's last token is proposed", 0, ranged(firstProposed), "G2", ""},
