@@ -304,22 +304,29 @@ func keepsBeyondTheLease(r *run) {
 	if early := keep - driver.Drift(keep) - time.Since(start); early > 0 {
 		r.fatal(keeping, "the next owner was granted %v before Keep was over", early)
 	}
-	if _, err := next.Renew(r.ctx, &driver.Renewal{Keep: r.long()}); err != nil {
+	v, doubtful, err := r.settle(keeping, "Renew with Keep and without TTL", func() error {
+		_, err := next.Renew(r.ctx, &driver.Renewal{Keep: r.long()})
+		return err
+	})
+	switch {
+	case v == lost && doubtful:
+		r.startOver("a lease was over after a renewal whose outcome is unknown")
+	case v != granted:
 		r.fatal(keeping, "Renew with Keep and without TTL: %v", err)
 	}
-	for n := 0; ; n++ {
+	for {
 		_, err := r.try(a, driver.Request{Key: key})
 		var he *driver.HeldError
-		switch {
-		case r.saw(err) != held:
+		switch v := r.saw(err); {
+		case v == unknown, v == later:
+		case v != held:
 			r.fatal(keeping, "another owner's attempt, of a lock that is kept, gives %v", err)
-		case errors.As(err, &he) && he.RetryAfter > r.long()+time.Millisecond:
-			if n < 10 && r.pause(poll) { // a minority of nodes may not have heard of the renewal yet
-				continue
-			}
-			r.record(keeping, "a lock that is kept for %v is free after %v: no grace is added without a TTL", r.long(), he.RetryAfter)
+		case !errors.As(err, &he) || he.RetryAfter <= r.long()+time.Millisecond:
+			r.release(next)
+			return
 		}
-		r.release(next)
-		return
+		if !r.pause(poll) { // a minority of nodes may not have heard of the renewal yet
+			r.fatal(keeping, "a lock that is kept for %v, to which no grace is added without a TTL, gives %v", r.long(), err)
+		}
 	}
 }
