@@ -8,10 +8,12 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/concurrency"
 	recipe "go.etcd.io/etcd/client/v3/experimental/recipes"
@@ -361,6 +363,13 @@ func TestInteroperation(t *testing.T) {
 	if want := "/dlock/jobs%2Fa%2Fb"; b.Path("a/b") != want {
 		t.Errorf("the path is %q, and was %q in the first release", b.Path("a/b"), want)
 	}
+	named := drivertest.Grant(t, b, drivertest.NewRequest("a/b", ttl))
+	entries, err := c.Get(t.Context(), b.Path("a/b")+"/", clientv3.WithPrefix())
+	must(t, err)
+	if want := fmt.Sprintf("%s/write/%x.1", b.Path("a/b"), entries.Kvs[0].Lease); string(entries.Kvs[0].Key) != want {
+		t.Errorf("the entry is %s, and would be %s in the first release", entries.Kvs[0].Key, want)
+	}
+	drivertest.Release(t, named)
 	drivertest.RunForeign(t, b, ttl, func(key string) (lock, unlock func() error) {
 		m := concurrency.NewMutex(session, b.Path(key))
 		if err := m.TryLock(t.Context()); !errors.Is(err, concurrency.ErrLocked) {
@@ -435,7 +444,8 @@ func TestTokensFollowTheClock(t *testing.T) {
 	g := single(t)
 	c := client(t, g)
 	path := "/" + t.Name()
-	b := open(t, patientURL(g, path))
+	way := fault.NewProxy(t, g.Addrs()[0])
+	b := open(t, "etcd://"+way.Addr()+path+"?call_timeout=1m")
 	stored := uint64(7)
 	for range 2 {
 		_, err := c.Put(t.Context(), path+"/.dlock", fmt.Sprintf("dlock1 %d", stored))
@@ -446,6 +456,69 @@ func TestTokensFollowTheClock(t *testing.T) {
 		}
 		drivertest.Release(t, l)
 		stored = l.Grant().Fence - uint64(time.Hour/time.Microsecond)
+	}
+	if n := way.Stats().Conns; n > 3 { // that of the client is one
+		t.Errorf("the server is asked for the time %d times", n-1)
+	}
+	_, err := c.Put(t.Context(), path+"/.dlock", "dlock2 7")
+	must(t, err)
+	if _, err := b.Acquire(t.Context(), drivertest.NewRequest("k", time.Minute)); drivertest.Verdict(err) != "refused" {
+		t.Errorf("with the base of a later release: %v", err)
+	}
+}
+
+// TestABaseThatNeedNotBeRaisedIsNotWritten: a lock is then one write, and its release a plain deletion.
+func TestABaseThatNeedNotBeRaisedIsNotWritten(t *testing.T) {
+	t.Parallel()
+	var puts, deletions, last atomic.Int64
+	b := with(t, single(t), func(ctx context.Context, method string, req, reply any, c *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+		for _, op := range writes(req) {
+			if op.GetRequestPut() != nil {
+				puts.Add(1)
+			}
+		}
+		if strings.HasSuffix(method, "/DeleteRange") {
+			deletions.Add(1)
+		}
+		err := invoke(ctx, method, req, reply, c, opts...)
+		if r, ok := reply.(interface {
+			GetHeader() *etcdserverpb.ResponseHeader
+		}); ok && err == nil {
+			last.Store(r.GetHeader().Revision)
+		}
+		return err
+	})
+	b.StopClock()
+	r := drivertest.NewRequest("k", time.Minute)
+	for _, want := range []int64{2, 1, 1} { // first also the base
+		puts.Store(0)
+		deletions.Store(0)
+		drivertest.Release(t, drivertest.Grant(t, b, r))
+		if puts.Load() != want || deletions.Load() != 1 {
+			t.Errorf("a lock is %d puts, not %d, and %d plain deletions", puts.Load(), want, deletions.Load())
+		}
+	}
+	if revision, took := b.Observed(); revision != last.Load() || took == 0 {
+		t.Errorf("of an answer with the revision %d the backend has seen %d, after %v", last.Load(), revision, took)
+	}
+	b.SetClock(200 * 365 * 24 * time.Hour)
+	if _, err := b.Acquire(t.Context(), r); drivertest.Verdict(err) != "refused" {
+		t.Errorf("with a clock that is out of the range of tokens: %v", err)
+	}
+}
+
+// TestDeletionsOfOneTransaction: releases that meet are one request.
+func TestDeletionsOfOneTransaction(t *testing.T) {
+	t.Parallel()
+	c := client(t, single(t))
+	keys := []string{"/" + t.Name() + "/1", "/" + t.Name() + "/2"}
+	for _, key := range keys {
+		_, err := c.Put(t.Context(), key, "x")
+		must(t, err)
+	}
+	must(t, etcd.DeleteAtOnce(t.Context(), c, keys...))
+	if left, err := c.Get(t.Context(), "/"+t.Name(), clientv3.WithPrefix()); err != nil || left.Count != 0 {
+		t.Errorf("%d keys are left: %v", left.Count, err)
 	}
 }
 
@@ -577,9 +650,75 @@ func TestLocksOfATTLShareALease(t *testing.T) {
 	if got, err := c.TimeToLive(t.Context(), lease); err != nil || got.GrantedTTL != 60 {
 		t.Errorf("59.5 s became %+v, %v", got, err)
 	}
-	must(t, b.Close())
+	held := drivertest.Grant(t, b, drivertest.NewRequest("k", time.Minute))
+	if _, err := b.Acquire(t.Context(), drivertest.NewRequest("k", time.Minute)); drivertest.Verdict(err) != "held" {
+		t.Errorf("beside the holder: %v", err)
+	}
+	ctx, giveUp := context.WithCancel(t.Context())
+	gaveUp := make(chan error)
+	go func() {
+		r := drivertest.NewRequest("k", time.Minute)
+		r.Wait = true
+		_, err := b.Acquire(ctx, r)
+		gaveUp <- err
+	}()
+	drivertest.AwaitWaiters(t, b, "k", 1)
+	giveUp()
+	if err := <-gaveUp; err == nil {
+		t.Error("a held lock was granted")
+	}
+	must(t, b.Break(t.Context(), "k", driver.Holder{Fence: held.Grant().Fence}))
+	if _, err := held.Renew(t.Context(), &driver.Renewal{TTL: time.Minute}); drivertest.Verdict(err) != "lost" {
+		t.Errorf("Renew of a broken lock: %v", err)
+	}
+	must(t, b.Close()) // nobody uses the lease, however its users have ended
 	if got, err := c.TimeToLive(t.Context(), lease); err != nil || got.TTL >= 0 {
 		t.Errorf("after Close the lease is %+v, %v", got, err)
+	}
+}
+
+// TestAWaiterThatLosesItsEntryGoesToTheEndOfTheQueue, as often as that is. Then it uses one lease once.
+func TestAWaiterThatLosesItsEntryGoesToTheEndOfTheQueue(t *testing.T) {
+	t.Parallel()
+	g := single(t)
+	c := client(t, g)
+	b, other := open(t, patientURL(g, "/"+t.Name())), open(t, patientURL(g, "/"+t.Name()))
+	held := drivertest.Grant(t, other, drivertest.NewRequest("k", time.Minute))
+	granted := make(chan driver.Lease)
+	go func() {
+		r := drivertest.NewRequest("k", 2*time.Second) // it looks every third of that
+		r.Wait = true
+		l, err := b.Acquire(t.Context(), r)
+		if err != nil {
+			t.Errorf("Acquire: %v", err)
+		}
+		granted <- l
+	}()
+	var last int64
+	for range 3 {
+		var own *mvccpb.KeyValue
+		for own == nil && !t.Failed() {
+			got, err := c.Get(t.Context(), b.Path("k")+"/", append(clientv3.WithLastCreate(), clientv3.WithMinCreateRev(last+1))...)
+			must(t, err)
+			if len(got.Kvs) == 1 && got.Kvs[0].Lease != int64(other.Lease()) {
+				own = got.Kvs[0]
+			}
+		}
+		last = own.CreateRevision
+		_, err := c.Delete(t.Context(), string(own.Key))
+		must(t, err)
+	}
+	drivertest.Release(t, held)
+	l := <-granted
+	if l == nil {
+		return
+	}
+	got, err := c.Get(t.Context(), b.Path("k")+"/", clientv3.WithPrefix())
+	must(t, err)
+	drivertest.Release(t, l)
+	must(t, b.Close())
+	if left, err := c.TimeToLive(t.Context(), clientv3.LeaseID(got.Kvs[0].Lease)); err != nil || left.TTL >= 0 {
+		t.Errorf("after Close the lease is %+v, %v", left, err)
 	}
 }
 

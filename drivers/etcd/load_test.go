@@ -166,17 +166,23 @@ func TestRequestsOfALock(t *testing.T) {
 }
 
 // TestALateRequestMakesNoLock: a request that makes an entry arrives when its attempt is over, and has
-// been sent again, or given up.
+// been sent again, or given up. It may have arrived before, without an answer.
 func TestALateRequestMakesNoLock(t *testing.T) {
 	t.Parallel()
 	g := single(t)
 	other := open(t, patientURL(g, "/"+t.Name()))
-	for i := range 12 {
+	// Tokens are ahead of the clock, so that only those requests raise the base which must.
+	_, err := client(t, g).Put(t.Context(), "/"+t.Name()+"/.dlock", fmt.Sprintf("dlock1 %d", time.Now().Add(time.Hour).UnixMicro()))
+	must(t, err)
+	for i := range 40 {
+		given, arrives, broken := i%5 == 0 /* up */, i%5 < 3, i%5%2 == 0
+		r := drivertest.NewRequest("k", time.Minute)
+		r.Mode, r.Wait = []driver.Mode{driver.Exclusive, driver.Shared}[i/5%2], i/10%2 == 1
+		r.Tokens = uint32(i/20) * 10 // they raise the base
 		var armed atomic.Bool
 		var late func() error
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		given := i%3 == 0 // up
 		b := with(t, g, func(ctx context.Context, method string, req, reply any, c *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 			if moves(req) == 0 || !armed.CompareAndSwap(true, false) {
 				return invoke(ctx, method, req, reply, c, opts...)
@@ -186,34 +192,71 @@ func TestALateRequestMakesNoLock(t *testing.T) {
 			}
 			if given {
 				cancel()
-			} else if i%4 >= 2 || i >= 6 {
-				must(t, late()) // there is no answer, and the entry is there when the request is sent again
+			} else if arrives {
+				must(t, late())
 			}
 			return status.Error(codes.Unavailable, "the request is under way")
 		})
-		r := drivertest.NewRequest("k", time.Minute)
 		drivertest.Grant(t, b, drivertest.NewRequest(r.Owner, time.Minute)) // goes on, and so does the etcd lease
-		r.Mode, r.Wait = []driver.Mode{driver.Exclusive, driver.Shared}[i%2], i%4 >= 2
-		r.Tokens = uint32(i) / 6 * 10 // they raise the base
 		armed.Store(true)
 		l, err := b.Acquire(ctx, r)
 		switch {
 		case err == nil && given, err != nil && !given:
 			t.Errorf("%+v, given up: %v: %v", r, given, err)
-		case i%3 == 1:
-			drivertest.Renew(t, l, time.Minute)
-			drivertest.Release(t, l)
-		case i%3 == 2:
+		case given:
+		case broken:
 			must(t, other.Break(t.Context(), "k", driver.Holder{Fence: l.Grant().Fence}))
 			if _, err := l.Renew(t.Context(), &driver.Renewal{TTL: time.Minute}); drivertest.Verdict(err) != "lost" {
 				t.Errorf("Renew of a broken lock: %v", err)
 			}
+		default:
+			drivertest.Renew(t, l, time.Minute)
+			drivertest.Release(t, l)
 		}
 		must(t, b.Close()) // when all is undone
 		must(t, late())
 		if s, err := other.Lookup(t.Context(), "k"); err != nil || len(s.Holders) != 0 {
-			t.Fatalf("after a late request (%+v, %d) the key is held: %+v, %v", r, i%3, s, err)
+			t.Fatalf("after a late request (%+v, %d) the key is held: %+v, %v", r, i%5, s, err)
 		}
+	}
+}
+
+// TestAnUndoneAttemptExpectsNoLaterBase: its request was sent with a base that was lowered meanwhile, by hand, and
+// again with the lower one. Both may arrive late, so the base becomes higher than either.
+func TestAnUndoneAttemptExpectsNoLaterBase(t *testing.T) {
+	t.Parallel()
+	g := single(t)
+	c := client(t, g)
+	key := "/" + t.Name() + "/.dlock"
+	ahead := uint64(time.Now().Add(time.Hour).UnixMicro())
+	put := func(base uint64) {
+		_, err := c.Put(t.Context(), key, fmt.Sprintf("dlock1 %d", base))
+		must(t, err)
+	}
+	put(ahead)
+	ctx, giveUp := context.WithCancel(t.Context())
+	var sent atomic.Int64
+	b := with(t, g, func(ctx context.Context, method string, req, reply any, c *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+		if moves(req) != 0 {
+			switch sent.Add(1) {
+			case 1:
+				put(ahead - 1000)
+				return status.Error(codes.Unavailable, "the request is under way")
+			case 3:
+				giveUp()
+				return status.Error(codes.Unavailable, "the request is under way")
+			}
+		}
+		return invoke(ctx, method, req, reply, c, opts...)
+	})
+	if _, err := b.Acquire(ctx, drivertest.NewRequest("k", time.Minute)); drivertest.Verdict(err) == "granted" {
+		t.Fatal("the attempt was granted")
+	}
+	must(t, b.Close()) // when it is undone
+	got, err := c.Get(t.Context(), key)
+	must(t, err)
+	if want := fmt.Sprintf("dlock1 %d", ahead+1); string(got.Kvs[0].Value) != want {
+		t.Errorf("the base is %q after %d, not %q", got.Kvs[0].Value, ahead, want)
 	}
 }
 
@@ -373,14 +416,23 @@ func TestAnAttemptThatLeavesABatchIsUndoneAfterIt(t *testing.T) {
 	t.Parallel()
 	b, g := gated(t)
 	others, under := g.two(t, b)
-	ctx, cancel := context.WithCancel(t.Context())
 	left := make(chan error)
-	go func() {
-		_, err := b.Acquire(ctx, drivertest.NewRequest("k", time.Minute))
-		left <- err
-	}()
+	begin := func() (cancel func()) {
+		ctx, cancel := context.WithCancel(t.Context())
+		go func() {
+			_, err := b.Acquire(ctx, drivertest.NewRequest("k", time.Minute))
+			left <- err
+		}()
+		b.AwaitQueue(1)
+		return cancel
+	}
 	other := open(t, patientURL(single(t), "/"+t.Name()))
-	b.AwaitQueue(1)
+	begin()()
+	if err := <-left; drivertest.Verdict(err) == "granted" {
+		t.Error("an attempt that was not sent was granted")
+	}
+	b.AwaitQueue(0)
+	cancel := begin()
 	close(under[0])
 	batch := <-g.held
 	cancel()
@@ -459,6 +511,124 @@ func TestARenewalIsAWrite(t *testing.T) {
 	drivertest.Release(t, l)
 }
 
+// TestARenewalNeedsOneLeader: that which has extended the etcd lease also answers the write after it. A lease that
+// cannot be extended is not renewed.
+func TestARenewalNeedsOneLeader(t *testing.T) {
+	t.Parallel()
+	g := single(t)
+	var term, checks atomic.Uint64 // terms that are added to that of the server
+	var kept atomic.Int64          // keep-alives that were answered
+	var fails atomic.Bool          // they fail
+	unary := func(ctx context.Context, method string, req, reply any, c *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+		err := invoke(ctx, method, req, reply, c, opts...)
+		if r, ok := reply.(*etcdserverpb.TxnResponse); ok && err == nil {
+			checks.Add(1)
+			r.Header.RaftTerm += term.Load()
+		}
+		return err
+	}
+	streams := func(ctx context.Context, d *grpc.StreamDesc, c *grpc.ClientConn, method string, open grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+		if fails.Load() && strings.HasSuffix(method, "/LeaseKeepAlive") {
+			return nil, status.Error(codes.Unknown, "no answer") // the client itself repeats what is unavailable
+		}
+		s, err := open(ctx, d, c, method, opts...)
+		return elected{s, &term, &kept}, err
+	}
+	b := on(t, g, time.Minute, grpc.WithChainUnaryInterceptor(unary), grpc.WithChainStreamInterceptor(streams))
+	l := drivertest.Grant(t, b, drivertest.NewRequest("k", time.Minute))
+	lease := b.Lease()
+	const ttl = 20 * time.Second // whose renewals extend the etcd lease when that was done a second ago
+	soon := time.NewTicker(50 * time.Millisecond)
+	defer soon.Stop()
+	for ; kept.Load() == 0 && !t.Failed(); <-soon.C {
+		drivertest.Renew(t, l, ttl)
+	}
+	before, renewals := kept.Load(), int64(20)
+	for range renewals {
+		drivertest.Renew(t, l, time.Minute)
+	}
+	if kept.Load()-before >= renewals {
+		t.Error("each renewal extends the etcd lease, which all locks share")
+	}
+	term.Add(1) // a new leader, of whom the next keep-alive tells
+	checks.Store(0)
+	drivertest.Renew(t, l, time.Minute)
+	if n := checks.Load(); n > 2 {
+		t.Errorf("a renewal after an election is %d writes, more than 2", n)
+	}
+	if b.Lease() != lease {
+		t.Error("an etcd lease that was extended is not used again")
+	}
+	fails.Store(true)
+	for what, added := range map[string]uint64{"by a leader that was replaced": 2, "of a lease that cannot be extended": 1} {
+		term.Store(added)
+		err := error(nil)
+		for ; err == nil && !t.Failed(); <-soon.C {
+			_, err = l.Renew(t.Context(), &driver.Renewal{TTL: ttl})
+		}
+		if drivertest.Verdict(err) != "unknown" {
+			t.Errorf("a renewal %s: %v", what, err)
+		}
+	}
+	fails.Store(false)
+	drivertest.Release(t, l)
+}
+
+// elected is a stream whose answers are of a later term.
+type elected struct {
+	grpc.ClientStream
+	term *atomic.Uint64
+	kept *atomic.Int64
+}
+
+func (e elected) RecvMsg(m any) error {
+	err := e.ClientStream.RecvMsg(m)
+	if r, ok := m.(*etcdserverpb.LeaseKeepAliveResponse); ok && err == nil {
+		r.Header.RaftTerm += e.term.Load()
+		e.kept.Add(1)
+	}
+	return err
+}
+
+// TestAWaiterThatCannotLookAsksTheMajority: one member tells nothing of use of the queue.
+func TestAWaiterThatCannotLookAsksTheMajority(t *testing.T) {
+	t.Parallel()
+	g := single(t)
+	for name, spoil := range map[string]func(*etcdserverpb.TxnResponse) error{
+		"an error":   func(*etcdserverpb.TxnResponse) error { return status.Error(codes.Unavailable, "no answer") },
+		"no header":  func(r *etcdserverpb.TxnResponse) error { r.Header = nil; return nil },
+		"no entries": func(r *etcdserverpb.TxnResponse) error { r.Responses = nil; return nil },
+		"old data":   func(r *etcdserverpb.TxnResponse) error { r.Header.Revision = 1; return nil },
+	} {
+		var spoiled, confirmed atomic.Int64
+		b := with(t, g, func(ctx context.Context, method string, req, reply any, c *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+			err := invoke(ctx, method, req, reply, c, opts...)
+			r, ok := reply.(*etcdserverpb.TxnResponse)
+			switch asked := writes(req); {
+			case !ok || err != nil || len(asked) == 0:
+			case asked[0].GetRequestRange().GetSerializable():
+				spoiled.Add(1)
+				return spoil(r)
+			case spoiled.Load() > 0 && asked[0].GetRequestTxn() != nil:
+				confirmed.Add(1)
+			}
+			return err
+		})
+		for spoiled.Load() == 0 && !t.Failed() { // unless it confirmed its place at the same time
+			held := drivertest.Grant(t, b, drivertest.NewRequest(name, time.Minute))
+			waiting := drivertest.Waiter(t, b, drivertest.NewRequest(name, time.Minute))
+			drivertest.AwaitWaiters(t, b, name, 1)
+			drivertest.Release(t, held)
+			if l := <-waiting; l != nil {
+				drivertest.Release(t, l)
+			}
+		}
+		if confirmed.Load() == 0 {
+			t.Errorf("%s: a waiter has the lock without a write", name)
+		}
+	}
+}
+
 // TestManyLocksAtOnce: calls that meet are few requests, also for a server that takes only small
 // transactions.
 func TestManyLocksAtOnce(t *testing.T) {
@@ -479,6 +649,19 @@ func TestManyLocksAtOnce(t *testing.T) {
 	if each := float64(n.Load()) / locks; each > 1.5 {
 		t.Errorf("a lock, its renewal and its release take %.2f requests, more than 1.5", each)
 	}
+}
+
+// TestAServerThatTakesOneLockAtATime: no two locks fit into one of its transactions.
+func TestAServerThatTakesOneLockAtATime(t *testing.T) {
+	t.Parallel()
+	b := open(t, patientURL(server.Etcd(t, 1, server.WithSetting("max-txn-ops", "4"))))
+	var wg sync.WaitGroup
+	for i := range 10 {
+		wg.Go(func() {
+			drivertest.Release(t, drivertest.Grant(t, b, drivertest.NewRequest(fmt.Sprint(i), time.Minute)))
+		})
+	}
+	wg.Wait()
 }
 
 func TestLeasesThroughTheLossOfTheLeader(t *testing.T) {
@@ -513,11 +696,17 @@ func TestAKeyHasFewNames(t *testing.T) {
 	}
 	for range 10 {
 		l := drivertest.Grant(t, b, drivertest.NewRequest("k", time.Minute))
-		next := drivertest.Waiter(t, b, drivertest.NewRequest("k", time.Minute))
-		drivertest.AwaitWaiters(t, b, "k", 1)
+		look()
+		must(t, b.Break(t.Context(), "k", driver.Holder{Fence: l.Grant().Fence}))
+		if _, err := l.Renew(t.Context(), &driver.Renewal{TTL: time.Minute}); drivertest.Verdict(err) != "lost" {
+			t.Errorf("Renew of a broken lock: %v", err)
+		}
+		l = drivertest.Grant(t, b, drivertest.NewRequest("k", time.Minute))
 		if _, err := b.Acquire(t.Context(), drivertest.NewRequest("k", time.Minute)); drivertest.Verdict(err) != "held" {
 			t.Errorf("beside the holder: %v", err)
 		}
+		next := drivertest.Waiter(t, b, drivertest.NewRequest("k", time.Minute))
+		drivertest.AwaitWaiters(t, b, "k", 1)
 		look()
 		drivertest.Release(t, l)
 		drivertest.Release(t, <-next)
