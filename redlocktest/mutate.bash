@@ -31,7 +31,8 @@ table=redlocktest/testdata/equivalent-mutants.txt
 
 # The Go files that decide who holds a lock, with which token and until when.
 decide=$(echo drivers/redlock/{bid,guard,node,terms,verdict}.go dlock/{lease,tenure}.go \
-	driver/base/{calls,lease,session,undo}.go drivers/file/state.go drivers/memory/{lease,space}.go)
+	driver/base/{calls,lease,session,undo}.go drivers/file/state.go drivers/memory/{lease,space}.go \
+	drivers/etcd/{layout,lease,session}.go)
 
 # mutants FILE... prints each mutant as "file<TAB>line<TAB>column<TAB>length<TAB>new text<TAB>name".
 mutants() {
