@@ -76,6 +76,23 @@ func TestALeaseCountsFromWhatTheLeaderHeard(t *testing.T) {
 	}
 }
 
+// TestAPlaceLeavesItsSessionOnce: it may be told to do so for each try to release it.
+func TestAPlaceLeavesItsSessionOnce(t *testing.T) {
+	b := &Backend{}
+	join := func() place {
+		return place{b: b, s: b.sessions.Join(1, func() *session { return &session{b: b} })}
+	}
+	p, other := join(), join()
+	b.sessions.Retire(p.s)
+	p.leave()
+	if p.leave(); b.sessions.Unused(other.s) {
+		t.Error("a session with a user is unused")
+	}
+	if other.leave(); !b.sessions.Unused(other.s) {
+		t.Error("a session without users is used")
+	}
+}
+
 // TestWhichErrorsSettleARequest: a server's failure, or an answer that it was too busy, does not. What
 // the request was to remove may be there still, and another try may remove it.
 func TestWhichErrorsSettleARequest(t *testing.T) {
