@@ -77,7 +77,18 @@ type Backend struct {
 	calls base.Calls // of Acquire, and goroutines that merge channels
 
 	mu     sync.Mutex
-	merged map[[2]<-chan struct{}]chan struct{}
+	merges map[pair]*merge
+}
+
+// A pair has the Lost of one lease on each backend.
+type pair [2]<-chan struct{}
+
+// A merge closes its channel when either of a pair is closed. Leases whose pairs are the same share it,
+// and it ends with the last of them.
+type merge struct {
+	either chan struct{}
+	leases int
+	unused chan struct{} // closed when there are none
 }
 
 // side is one of the two backends.
@@ -96,7 +107,7 @@ func New(old, new driver.Backend) *Backend {
 		old:    side{old, oldSide, old.Info()},
 		new:    side{new, newSide, new.Info()},
 		calls:  base.Calls{Name: "both"},
-		merged: map[[2]<-chan struct{}]chan struct{}{},
+		merges: map[pair]*merge{},
 	}
 	o, n := b.old.info, b.new.info
 	const inBoth = driver.FeatureShared | driver.FeatureFencing | driver.FeatureOrdered | driver.FeatureKeep
@@ -320,6 +331,11 @@ type lease struct {
 	b        *Backend
 	old, new driver.Lease
 	fence    uint64
+
+	// The backend's mutex guards these.
+	lost     pair
+	merge    *merge // of lost; nil: none yet
+	released bool
 }
 
 var _ driver.Lease = (*lease)(nil)
@@ -327,7 +343,7 @@ var _ driver.Lease = (*lease)(nil)
 // Grant returns the earlier end and the larger token.
 func (l *lease) Grant() driver.Grant {
 	o, n := l.old.Grant(), l.new.Grant()
-	g := driver.Grant{Expires: o.Expires, Fence: l.fence, Lost: l.b.either(o.Lost, n.Lost)}
+	g := driver.Grant{Expires: o.Expires, Fence: l.fence, Lost: l.either(o.Lost, n.Lost)}
 	if g.Expires.IsZero() || !n.Expires.IsZero() && n.Expires.Before(g.Expires) {
 		g.Expires = n.Expires
 	}
@@ -335,37 +351,66 @@ func (l *lease) Grant() driver.Grant {
 }
 
 // either returns a channel that is closed when either is: the same one for the same two.
-func (b *Backend) either(x, y <-chan struct{}) <-chan struct{} {
+func (l *lease) either(x, y <-chan struct{}) <-chan struct{} {
 	if y == nil || isClosed(x) {
 		return x
 	}
 	if x == nil || isClosed(y) {
 		return y
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	both := [2]<-chan struct{}{x, y}
-	if m := b.merged[both]; m != nil {
+	l.b.mu.Lock()
+	defer l.b.mu.Unlock()
+	both := pair{x, y}
+	if l.merge != nil && l.lost == both {
+		return l.merge.either
+	}
+	if l.released {
+		return y // nobody is told any more
+	}
+	m := l.b.merge(both)
+	if m == nil {
+		return y // Close has ended both
+	}
+	l.leave()
+	l.lost, l.merge = both, m
+	m.leases++
+	return m.either
+}
+
+// merge returns the merge of two channels, or nil after Close. The caller holds b.mu.
+func (b *Backend) merge(both pair) *merge {
+	m := b.merges[both]
+	if m != nil {
 		return m
 	}
-	m := make(chan struct{})
+	m = &merge{either: make(chan struct{}), unused: make(chan struct{})}
 	merging := b.calls.Go(func(ctx context.Context) {
 		select {
-		case <-x:
-		case <-y:
+		case <-both[0]:
+		case <-both[1]:
+		case <-m.unused:
+			return
 		case <-ctx.Done():
 			return
 		}
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		delete(b.merged, both)
-		close(m)
+		close(m.either)
 	})
 	if !merging {
-		return y // Close has ended both
+		return nil
 	}
-	b.merged[both] = m
+	b.merges[both] = m
 	return m
+}
+
+// leave ends the lease's part in its merge. The caller holds b.mu.
+func (l *lease) leave() {
+	if l.merge == nil {
+		return
+	}
+	if l.merge.leases--; l.merge.leases == 0 {
+		delete(l.b.merges, l.lost)
+		close(l.merge.unused)
+	}
 }
 
 func isClosed(c <-chan struct{}) bool {
@@ -408,6 +453,12 @@ func (s side) renew(ctx context.Context, l driver.Lease, r *driver.Renewal) erro
 // Release releases the lock on new and then the one on old, so that the next holder of old need
 // not wait for new.
 func (l *lease) Release(ctx context.Context) error {
+	l.b.mu.Lock()
+	if !l.released {
+		l.released = true
+		l.leave()
+	}
+	l.b.mu.Unlock()
 	newErr, oldErr := l.b.new.wrap(l.new.Release(ctx)), l.b.old.wrap(l.old.Release(ctx))
 	if newErr != nil && (oldErr == nil || errors.Is(oldErr, driver.ErrLost)) {
 		return newErr

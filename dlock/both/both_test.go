@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -349,6 +350,44 @@ func TestBothOfASessionAndATTL(t *testing.T) {
 		new.Expire("k")
 		<-l.Done()
 		_ = l.Unlock()
+	})
+}
+
+// session is a backend each of whose leases has a Lost of its own, as those of file have.
+type session struct{ driver.Backend }
+
+type sessionLease struct {
+	driver.Lease
+	lost chan struct{}
+}
+
+func (s session) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
+	l, err := s.Backend.Acquire(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	return sessionLease{l, make(chan struct{})}, nil
+}
+
+func (l sessionLease) Grant() driver.Grant {
+	g := l.Lease.Grant()
+	g.Lost = l.lost
+	return g
+}
+
+func TestAReleasedLeaseOfBothLeavesNoGoroutine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := client(t, both.New(session{memory.New()}, session{memory.New()}))
+		unlock(t, lock(t, c))
+		synctest.Wait()
+		before := runtime.NumGoroutine()
+		for range 10 {
+			unlock(t, lock(t, c))
+		}
+		time.Sleep(time.Minute) // the client watches a channel for a second more
+		if n := runtime.NumGoroutine(); n > before {
+			t.Errorf("%d goroutines after ten locks, and %d before them", n, before)
+		}
 	})
 }
 
