@@ -147,7 +147,15 @@ func (s side) String() string {
 // Close ends the calls under way, lets them undo what they did, and closes both backends.
 func (b *Backend) Close() error {
 	b.calls.Close()
-	return errors.Join(b.old.Close(), b.new.Close())
+	err := errors.Join(b.old.Close(), b.new.Close())
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for both, m := range b.merges { // their goroutines have ended
+		if (isClosed(both[0]) || isClosed(both[1])) && !isClosed(m.either) {
+			close(m.either)
+		}
+	}
+	return err
 }
 
 // forever bounds a wait, which its context ends.

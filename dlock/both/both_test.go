@@ -14,6 +14,7 @@ import (
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/dlock/both"
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/file"
 	"github.com/redlock-go/redlock/drivers/memory"
 	"github.com/redlock-go/redlock/redlocktest"
 )
@@ -389,6 +390,33 @@ func TestAReleasedLeaseOfBothLeavesNoGoroutine(t *testing.T) {
 			t.Errorf("%d goroutines after ten locks, and %d before them", n, before)
 		}
 	})
+}
+
+func TestCloseOfBothTellsOfTheSessionsEnd(t *testing.T) {
+	folders := [2]driver.Backend{}
+	for i := range folders {
+		f, err := file.New(&file.Options{Folder: t.TempDir()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		folders[i] = f
+	}
+	b := both.New(folders[0], folders[1])
+	l, err := b.Acquire(t.Context(), &driver.Request{Key: "k", Owner: "o"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	lost := l.Grant().Lost
+	for range 2 {
+		if err := b.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	select {
+	case <-lost:
+	default:
+		t.Error("the session has ended, and Lost is open")
+	}
 }
 
 func TestAURLOpensBoth(t *testing.T) {
