@@ -98,12 +98,12 @@ func (b *Backend) makeGate(ctx context.Context, p *place, path string) error {
 		return nil // another process has made it
 	}
 	fresh := path + "." + strconv.Itoa(os.Getpid()) // complete before it has its name
-	gate, err := p.openLock(fresh, os.O_RDWR)
+	made, err := p.openLock(fresh, os.O_RDWR)
 	if err != nil {
 		return err
 	}
-	err = beginAt(gate.text(), 0)
-	gate.close()
+	err = beginAt(made.text(), 0)
+	made.close()
 	if err == nil {
 		err = os.Rename(fresh, path)
 	}

@@ -17,3 +17,6 @@ func (b *Backend) Clean(ctx context.Context, free time.Duration) error {
 		return c.clean(time.Microsecond, free)
 	})
 }
+
+// SetClockForward makes the server's clock seem to have been set forward since it was read.
+func (b *Backend) SetClockForward(by time.Duration) { b.clock.ahead.Add(-by.Microseconds()) }

@@ -218,6 +218,7 @@ func TestDialects(t *testing.T) {
 				{"urls", urls, nil},
 				{"loss", loss, onMySQL},
 				{"lone user", loneUser, nil},
+				{"clock set forward", clockSetForward, nil},
 				{"readers are seen", readersAreSeen, nil},
 				{"writers are served", writersAreServed, nil},
 				{"readers in doubt", readersInDoubt, nil},

@@ -665,3 +665,20 @@ func TestTLSOfMySQL(t *testing.T) {
 		}
 	}
 }
+
+// A server that is past the deadline that a statement has refuses it, and the answer corrects the
+// estimate of its clock.
+func clockSetForward(t *testing.T, p *place) {
+	b := p.on(t, p.db, &sqltable.Options{Table: p.table, Setup: true})
+	for _, mode := range []driver.Mode{driver.Exclusive, driver.Shared} {
+		r := request("k")
+		r.Mode = mode
+		ready(t, b)
+		b.SetClockForward(time.Hour)
+		l := must(t, b, r)
+		b.SetClockForward(time.Hour)
+		drivertest.Renew(t, l, time.Minute)
+		b.SetClockForward(time.Hour)
+		drivertest.Release(t, l)
+	}
+}
