@@ -83,9 +83,13 @@ func (s *suite) guardForgets(t *testing.T) {
 	if _, err := b.Acquire(context.Background(), s.ask("k", 3*time.Second)); !errors.Is(err, driver.ErrInvalid) {
 		t.Errorf("a TTL over the guard: %v", err)
 	}
-	l, err := s.bid(b, "kept")
-	drivertest.Must(t, err)
-	if n := len(h.Of(quorum.NoticeBootstrapped, "votes at once")); n != 1 {
+	l, err := b.Acquire(context.Background(), s.ask("kept", 2*time.Second))
+	heard := err == nil
+	if !heard { // on a busy machine, whose client does not know then that it has made the server's first handshake
+		l, err = s.bid(b, "kept")
+		drivertest.Must(t, err)
+	}
+	if n := len(h.Of(quorum.NoticeBootstrapped, "votes at once")); n > 1 || n == 0 && heard {
 		t.Errorf("%d notices say that it is new", n)
 	}
 	do(t, srv, "SAVE")
