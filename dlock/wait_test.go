@@ -6,6 +6,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -24,6 +25,7 @@ func TestMain(m *testing.M) {
 	flag.Parse()
 	if testing.Short() {
 		_ = flag.Set("test.parallel", "8") // that flag exists, and half of the parallel tests wait for servers
+		debug.SetGCPercent(400)            // a small heap, of which collecting was a tenth of the work
 	}
 	code := m.Run()
 	// goleak gives up after less than half a second, in which a goroutine may not end on a busy

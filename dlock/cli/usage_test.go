@@ -194,10 +194,11 @@ func TestADeadServerHasNoGoodState(t *testing.T) {
 
 // A user of the command cannot import a driver, but can install the command that has it.
 func TestAURLWithoutADriverNamesTheCommandThatHasIt(t *testing.T) {
-	const all = " here; the command with all drivers: go install github.com/redlock-go/redlock/drivers/everything/cmd/dlock@latest; registered: both, "
+	const registered = "registered: both, faulty, file, memory, postgres, postgresql, redis, redis+unix, rediss, redlock, valkey, valkey+unix, valkeys"
+	const all = " here; the command with all drivers: go install github.com/redlock-go/redlock/drivers/everything/cmd/dlock@latest; " + registered
 	for url, says := range map[string]string{
 		"etcd://h:1": `"etcd" is unknown` + all, "redlock:zks://h:1,zks://i:1,zks://j:1": `"zks" is unknown` + all,
-		"nosuch://h:1": `"nosuch" is unknown; registered: both, `, "redlock:resid://h:1,redis://i:1,redis://j:1": `"resid" is unknown; registered: both, `,
+		"nosuch://h:1": `"nosuch" is unknown; ` + registered, "redlock:resid://h:1,redis://i:1,redis://j:1": `"resid" is unknown; ` + registered,
 	} {
 		try(t, []string{envURL + "=" + url}, "", []use{{"run k -- true", exitUsage, "", says}, {"status", exitUsage, "", says}, {"bootstrap --sql", exitUsage, "", says}})
 	}

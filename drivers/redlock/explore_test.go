@@ -1087,6 +1087,9 @@ func explore(s scenario, step machine, most int) found {
 					continue
 				}
 				n := len(next)
+				if cap(next) < n+size {
+					next = slices.Grow(next, n+64*size) // append adds a quarter, and copies the most
+				}
 				next = x.store(next, &w)
 				h := maphash.Bytes(exSeed, next[n:])
 				if _, known := seen[h]; known {

@@ -6,6 +6,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -35,6 +36,9 @@ func TestMain(m *testing.M) {
 		parallel = "4"
 	}
 	_ = flag.Set("test.parallel", parallel) // that flag exists
+	if testing.Short() {
+		debug.SetGCPercent(400) // a small heap, of which collecting was a tenth of the work
+	}
 	os.Exit(m.Run())
 }
 

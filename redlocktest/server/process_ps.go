@@ -24,6 +24,8 @@ func isStopped(pid int) (bool, error) {
 	return strings.HasPrefix(s, "T") || strings.HasPrefix(s, "Z"), err
 }
 
+func childrenOf() func(int) []int { return byParent(parents()) }
+
 // parents returns the parent of every process.
 func parents() map[int]int {
 	all := map[int]int{}

@@ -322,16 +322,24 @@ func (p *process) stopSignal(kind Kind) error {
 
 // descendants returns the descendants of a process, parents first.
 func descendants(pid int) []int {
-	all := parents()
+	children := childrenOf()
 	found := []int{pid}
 	for i := 0; i < len(found); i++ {
-		for child, parent := range all {
-			if parent == found[i] {
-				found = append(found, child)
-			}
-		}
+		found = append(found, children(found[i])...)
 	}
 	return found[1:]
+}
+
+// byParent returns a function that returns a process's children, by the parent of every process.
+func byParent(parents map[int]int) func(int) []int {
+	return func(pid int) (children []int) {
+		for child, parent := range parents {
+			if parent == pid {
+				children = append(children, child)
+			}
+		}
+		return children
+	}
 }
 
 // runner returns the id of the user that runs a kind of server.

@@ -6,6 +6,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -122,6 +123,9 @@ func TestMain(m *testing.M) {
 	flag.Parse()
 	if err := flag.Set("test.parallel", "8"); err != nil {
 		panic(err)
+	}
+	if testing.Short() {
+		debug.SetGCPercent(400) // a small heap, of which collecting was a tenth of the work
 	}
 	var lines logged
 	redis.SetLogger(&lines)
