@@ -122,19 +122,6 @@ func TestALeaseThatIsNotRenewedEndsAloneOnALivelySession(t *testing.T) {
 	drivertest.Release(t, kept)
 }
 
-func TestAnUnlockOfWhatIsNotThereIsALoss(t *testing.T) {
-	t.Parallel()
-	_, p, b := proxied(t)
-	l := must(t, b, request("k", time.Minute))
-	alter(p, "EXECUTE dlock_u(", "EXECUTE dlock_v(") // of a shared lock
-	if err := release(l); !errors.Is(err, driver.ErrLost) {
-		t.Errorf("Release of a lock that the session does not have: %v", err)
-	}
-	if err := l.Release(context.Background()); err != nil {
-		t.Errorf("a second Release: %v", err)
-	}
-}
-
 // What a statement has done is unknown if it fails, or has not the rows that it must have: its session ends.
 func TestAnAnswerThatTellsNothingEndsTheSession(t *testing.T) {
 	t.Parallel()
