@@ -298,13 +298,13 @@
 // What stops the command in time is a small process of its own, dlock-guard, COMMAND's parent. So
 // COMMAND is stopped even if dlock itself is killed, stopped (SIGSTOP, a debugger, ctrl-Z) or
 // hangs; the lock of a killed dlock ends with its TTL, or at once on file. If the guard is killed,
-// dlock kills the rest. If both are killed at one stroke, on Linux COMMAND dies with the guard,
-// unless its program has the set-user-ID or set-group-ID bit or file capabilities, or it changed
-// its user; what COMMAND has started may live on. On file it then keeps the lock: COMMAND and its
-// children inherit the lock's descriptor (100 or above), and the lock is free when the last process
-// that has it has ended, as with flock(1); with --no-wait-children they do not inherit it. A
-// command that closes all descriptors when it starts its children (many daemons, Python's
-// subprocess) takes that from them.
+// dlock kills the rest. If both are stopped, nothing stops COMMAND before they go on. If both are
+// killed at one stroke, on Linux COMMAND dies with the guard, unless its program has the
+// set-user-ID or set-group-ID bit or file capabilities, or it changed its user; what COMMAND has
+// started may live on. On file it then keeps the lock: COMMAND and its children inherit the lock's
+// descriptor (100 or above), and the lock is free when the last process that has it has ended, as
+// with flock(1); with --no-wait-children they do not inherit it. A command that closes all
+// descriptors when it starts its children (many daemons, Python's subprocess) takes that from them.
 //
 // A process that runs as another user, through sudo say, may not be dlock's to kill. dlock then
 // says which one survived, and does not release the lock.

@@ -31,6 +31,7 @@ package promlock
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -86,9 +87,8 @@ func New(o *Options) *Collector {
 		return prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets, ConstLabels: o.Labels}, labels)
 	}
 	c := &Collector{
-		class: o.Class,
-		wait:  histogram("dlock_wait_seconds", "Time from the call of Lock or TryLock to the lease, or to the failure."),
-		hold:  histogram("dlock_hold_seconds", "Time from the grant of a lease to its release or loss."),
+		wait: histogram("dlock_wait_seconds", "Time from the call of Lock or TryLock to the lease, or to the failure."),
+		hold: histogram("dlock_hold_seconds", "Time from the grant of a lease to its release or loss."),
 		margin: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "dlock_renewal_margin_seconds", Help: "Time left of a lease when it was renewed.",
 			Buckets: []float64{0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80}, ConstLabels: o.Labels,
@@ -97,8 +97,10 @@ func New(o *Options) *Collector {
 			Name: "dlock_node_failures_total", Help: "Requests to a node of a quorum that failed otherwise than by contention.", ConstLabels: o.Labels,
 		}, []string{"node"}),
 	}
-	if c.class == nil {
+	if o.Class == nil {
 		c.anyWait, c.anyHold = c.wait.WithLabelValues(), c.hold.WithLabelValues()
+	} else { // a label of another encoding would panic
+		c.class = func(key string) string { return strings.ToValidUTF8(o.Class(key), "\uFFFD") }
 	}
 	c.all = []prometheus.Collector{c.wait, c.hold, c.margin, c.failures}
 	gauge := func(name, help string, read func(*dlock.Stats) float64) {

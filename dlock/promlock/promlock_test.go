@@ -151,14 +151,14 @@ dlock_node_failures_total{node="b"} 2
 }
 
 func TestKeysAreNoLabelsButTheirClassesAre(t *testing.T) {
-	for class, series := range map[string]int{"": 1, "yes": 2} {
+	for class, series := range map[string]int{"": 1, "yes": 3} {
 		o := &promlock.Options{}
 		if class != "" {
 			o.Class = func(key string) string { class, _, _ := strings.Cut(key, "/"); return class }
 		}
 		c := promlock.New(o)
 		locks := client(t, c, memory.New())
-		for _, key := range []string{"reports/1", "reports/2", "mail/1"} {
+		for _, key := range []string{"reports/1", "reports/2", "mail/1", "\xff/1"} {
 			if err := lock(t, locks, key).Unlock(); err != nil {
 				t.Fatal(err)
 			}
