@@ -3,6 +3,7 @@ package zookeeper_test
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"fmt"
 	"sync/atomic"
 	"testing"
@@ -170,11 +171,12 @@ func TestARangeOfTokensBeginsAfterTheLast(t *testing.T) {
 	g := single(t)
 	b := open(t, patientURL(g))
 	drivertest.Release(t, drivertest.Grant(t, b, drivertest.NewRequest("makes the path", 30*time.Second)))
+	key := "ranges-" + rand.Text()                        // nobody else has made its container
 	last := uint64(time.Now().Add(time.Hour).UnixMicro()) // tokens are ahead of the clock
-	_, err := client(t, g).Create(b.Path("ranges"), fmt.Appendf(nil, "dlock1 %d", last), 0, zk.WorldACL(zk.PermAll))
+	_, err := client(t, g).Create(b.Path(key), fmt.Appendf(nil, "dlock1 %d", last), 0, zk.WorldACL(zk.PermAll))
 	must(t, err)
 	for _, tokens := range []uint32{0, 1, 10, 0} {
-		r := drivertest.NewRequest("ranges", 30*time.Second)
+		r := drivertest.NewRequest(key, 30*time.Second)
 		r.Tokens = tokens
 		l := drivertest.Grant(t, b, r)
 		if fence := l.Grant().Fence; fence != last+uint64(max(tokens, 1)) {

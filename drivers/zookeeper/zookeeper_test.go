@@ -187,7 +187,8 @@ func TestALockThatMayNotBeReleasedEnds(t *testing.T) {
 	t.Parallel()
 	g := single(t)
 	b, other := open(t, patientURL(g)), open(t, patientURL(g))
-	const key, ttl = "kept", 2 * time.Second
+	key := "kept-" + rand.Text() // nobody else has made its container
+	const ttl = 2 * time.Second
 	drivertest.Release(t, drivertest.Grant(t, b, drivertest.NewRequest("other", ttl))) // makes the path
 	_, err := client(t, g).Create(b.Path(key), nil, 0, zk.WorldACL(zk.PermAll&^zk.PermDelete))
 	must(t, err)
