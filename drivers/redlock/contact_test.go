@@ -284,12 +284,13 @@ func voteLate(t *testing.T, mode driver.Mode, guard time.Duration) {
 	l := drivertest.Grant(t, b, r)
 	token := l.Grant().Fence
 	time.Sleep(100 * time.Millisecond)
+	synctest.Wait()
 	if k := late.key(); k.counter > token || !k.free() {
 		t.Errorf("beside token %d the late vote leaves the counter at %d, and free: %v", token, k.counter, k.free())
 	}
 	drivertest.Renew(t, l, r.TTL)
-	synctest.Wait()
 	time.Sleep(time.Millisecond)
+	synctest.Wait()
 	if k := late.key(); k.free() || k.counter != token {
 		t.Errorf("after the renewal of token %d its key is %+v", token, k)
 	}
