@@ -602,7 +602,7 @@ func (b *bid) nextRound(e *event, out *actions) {
 
 // askFirst asks only the key's first node, or the next one if that does not answer.
 func (b *bid) askFirst(e *event, out *actions) {
-	able := b.every() &^ (b.suspect | b.busy() | e.tripped)
+	able := b.every() &^ (b.suspect | e.tripped) // suspect has all that are busy
 	for k := range b.parts {
 		if i := (int(b.first) + k) % len(b.parts); able.has(i) {
 			b.alone = int8(i)
