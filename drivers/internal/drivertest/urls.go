@@ -2,6 +2,7 @@ package drivertest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -54,6 +55,19 @@ func RunURLs(t *testing.T, d driver.Driver, secret string, limit time.Duration, 
 				}
 			}
 		})
+	}
+}
+
+// RunBadURLs checks that Open refuses URLs, each with an error that names this part of it and does not
+// have the word "secret".
+func RunBadURLs(t *testing.T, d driver.Driver, parts map[string]string) {
+	t.Helper()
+	for url, part := range parts {
+		_, err := d.Open(&driver.Config{DSN: url})
+		var bad *driver.InvalidError
+		if !errors.As(err, &bad) || !strings.Contains(bad.What, part) || strings.Contains(err.Error(), "secret") {
+			t.Errorf("%s: %v", url, err)
+		}
 	}
 }
 
