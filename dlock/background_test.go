@@ -180,14 +180,56 @@ func TestALogLineHasTheContextOfItsLease(t *testing.T) {
 	})
 }
 
+func TestALogLineOutlivesTheContextOfItsCall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, log := newSpy(), &lines{}
+		s.acquire = func(context.Context, *driver.Request) error { return errOutage }
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, _ = newSpyClient(t, s, dlock.WithLogger(slog.New(log))).Lock(ctx, "k")
+		if got := log.all(); len(got) != 1 || got[0].ctx.Err() != nil {
+			t.Errorf("got %+v, want one line whose context has not ended", got)
+		}
+	})
+}
+
 // stuckLog is a handler that blocks until it is freed.
 type stuckLog struct {
 	slog.Handler
 	freed chan struct{}
 }
 
-func (stuckLog) Enabled(context.Context, slog.Level) bool    { return true }
-func (l stuckLog) Handle(context.Context, slog.Record) error { <-l.freed; return nil }
+func (stuckLog) Enabled(context.Context, slog.Level) bool { return true }
+func (l stuckLog) Handle(ctx context.Context, r slog.Record) error {
+	<-l.freed
+	return l.Handler.Handle(ctx, r)
+}
+
+// While a log handler hangs, notices of the driver are left out beyond a thousand, and nothing else is. Close
+// says that it hangs.
+func TestALogHandlerThatHangsMissesNoticesAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		log, freed := &lines{}, make(chan struct{})
+		c, err := dlock.OpenURL("test:", dlock.WithLogger(slog.New(stuckLog{log, freed})))
+		if err != nil {
+			t.Fatal(err)
+		}
+		l := lock(t, c, "k", dlock.WithMaxHold(time.Second))
+		for range 2000 {
+			testDriver.got.Notify(driver.Notice{Kind: driver.NoticeDegraded})
+		}
+		<-l.Done()
+		if err := c.Close(); err == nil || !strings.Contains(err.Error(), "a log handler has not returned") {
+			t.Errorf("Close = %v", err)
+		}
+		close(freed)
+		synctest.Wait()
+		got := log.all()
+		if n := len(got); n < 1024 || n > 1030 || got[n-1].msg != "dlock: lease lost" {
+			t.Errorf("%d lines, and the last is %+v", n, got[n-1])
+		}
+	})
+}
 
 // A hook and a log handler that block cost no lease, and delay no end of one.
 func TestWhatBlocksInTheBackgroundHoldsUpNoLease(t *testing.T) {

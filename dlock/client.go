@@ -256,9 +256,6 @@ func (c *Client) check(r *request) error {
 	if r.slots > 0 && r.mode == driver.Shared {
 		r.bad("WithSlots", "has no shared mode: leave WithShared or WithSlots out")
 	}
-	if r.mode == driver.Shared && !c.info.Features.Has(driver.FeatureShared) {
-		r.bad("WithShared", "%s has no shared mode", c.info.Name)
-	}
 	if r.err != nil {
 		return r.err
 	}

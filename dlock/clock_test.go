@@ -3,7 +3,9 @@ package dlock
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -133,6 +135,105 @@ func TestAnEndedLeaseIsForgotten(t *testing.T) {
 	}
 	if n := len(c.leases) + len(c.queues.byKey); n != 0 {
 		t.Errorf("%d entries are left of leases that ended", n)
+	}
+}
+
+// The first event of a kind has a line, and then every ten seconds a count; Close tells what is left.
+func TestWhatIsLoggedSeldomIsCounted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log strings.Builder
+		c, _ := sleeper(t, WithLogger(slog.New(slog.NewTextHandler(&log, nil))))
+		for i, events := range []int{3, 2, 0, 2} {
+			for _, s := range []*seldom{&c.outages, &c.losts, &c.polling} {
+				for range events {
+					s.log(t.Context())
+				}
+			}
+			if i < 3 {
+				time.Sleep(10*time.Second + 1)
+			}
+		}
+		if err := c.Close(); err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range []*seldom{&c.outages, &c.losts, &c.polling} {
+			var got []string
+			for line := range strings.Lines(log.String()) {
+				switch {
+				case strings.Contains(line, s.first):
+					got = append(got, "first")
+				case strings.Contains(line, s.more):
+					_, times, _ := strings.Cut(line, "times=")
+					got = append(got, strings.TrimSpace(times))
+				}
+			}
+			if want := "[first 2 2 first 1]"; fmt.Sprint(got) != want {
+				t.Errorf("%s: got %v, want %s:\n%s", s.first, got, want, log.String())
+			}
+		}
+	})
+}
+
+func TestTheEarliestStepIsFirstInTheHeap(t *testing.T) {
+	var h leaseHeap
+	for range 100 {
+		h = append(h, &Lease{stepAt: boot.Instant(rand.N(1000))})
+		h.fix(len(h) - 1)
+	}
+	for range 1000 {
+		i := rand.N(len(h))
+		h[i].stepAt = boot.Instant(rand.N(1000))
+		h.fix(i)
+		for i, l := range h {
+			if h[(i-1)/2].stepAt > l.stepAt && i > 0 || int(l.index) != i {
+				t.Fatalf("%d, with index %d, is below %d", l.stepAt, l.index, h[max(i-1, 0)/2].stepAt)
+			}
+		}
+	}
+}
+
+// A lease that is over by the clock is none that Close releases: a paused holder keeps its grace.
+func TestCloseReleasesNothingThatEndedInASleep(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, slept := sleeper(t)
+		if _, err := c.Lock(t.Context(), "k"); err != nil {
+			t.Fatal(err)
+		}
+		slept.Add(int64(time.Minute))
+		if err, n := c.Close(), c.backend.(*granting).releases.Load(); err != nil || n != 0 || c.count.lost.Load() != 1 {
+			t.Errorf("Close = %v, and %d releases", err, n)
+		}
+	})
+}
+
+// A renewal that others wait behind has a part of the TTL, or ten times what one takes of late; and a third of
+// the TTL if hardly any succeeds.
+func TestARenewalsPatience(t *testing.T) {
+	c, _ := sleeper(t)
+	l := &Lease{c: c, ttl: 9 * time.Second}
+	var r renewals
+	c.count.held.Store(512)
+	if d := r.patience(l); d != 3*time.Second {
+		t.Errorf("%v, though each has a place", d)
+	}
+	c.count.held.Store(3072)
+	for _, tt := range []struct {
+		fails int
+		took  time.Duration
+		want  time.Duration
+	}{
+		{512, time.Hour, 500 * time.Millisecond}, {1, time.Hour, 3 * time.Second}, {0, 1600 * time.Millisecond, time.Second},
+		{512, time.Hour, time.Second}, {1, time.Hour, 3 * time.Second},
+	} {
+		for range tt.fails {
+			r.note(ErrUnavailable, tt.took)
+		}
+		if tt.fails == 0 {
+			r.note(nil, tt.took)
+		}
+		if d := r.patience(l); d.Round(time.Millisecond) != tt.want {
+			t.Errorf("%+v: %v", tt, d)
+		}
 	}
 }
 

@@ -112,6 +112,7 @@ func TestMinHoldKeepsTheLock(t *testing.T) {
 	}
 	_, err := newSpyClient(t, newSpy()).Lock(t.Context(), "k", dlock.WithMinHold(time.Minute), dlock.WithMaxHold(time.Second))
 	wantInvalid(t, "WithMinHold", err)
+	lock(t, newSpyClient(t, newSpy()), "k", dlock.WithMinHold(time.Millisecond), dlock.WithMaxHold(time.Millisecond))
 }
 
 // Ping takes a lock and keeps nothing; it is no lock of the client.
@@ -133,12 +134,25 @@ func TestPing(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	var e *dlock.Error
-	if err := c.Ping(ctx); !errors.Is(err, context.Canceled) || !errors.As(err, &e) || e.Op != "ping" {
+	if err := c.Ping(ctx); !errors.Is(err, context.Canceled) || !errors.As(err, &e) || e.Op != "ping" || e.Attempts != 1 {
 		t.Errorf("Ping after cancellation = %v", err)
+	}
+	if s.owners[0] == s.owners[1] {
+		t.Errorf("two pings are %q", s.owners[0])
+	}
+	s.release = func(context.Context) error { return errOutage }
+	if err := c.Ping(t.Context()); !errors.Is(err, dlock.ErrUnavailable) {
+		t.Errorf("whose release fails: %v", err)
 	}
 	s.Backend.(*memory.Backend).Fail(errOutage)
 	if err := c.Ping(t.Context()); !errors.Is(err, dlock.ErrUnavailable) {
 		t.Errorf("in an outage: %v", err)
+	}
+	if err := c.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := c.Ping(t.Context()); !errors.Is(err, dlock.ErrClosed) {
+		t.Errorf("of a closed client: %v", err)
 	}
 }
 

@@ -31,6 +31,9 @@ func TestHooksSeeEveryOperationUnderTheContextOfStart(t *testing.T) {
 		var log lockedBuilder
 		say := func(ctx context.Context, e dlock.Event) {
 			fmt.Fprintf(&log, "%s(%v,%v) ", e.Op, ctx.Value(span{}), e.Err != nil)
+			if none := strings.Contains("attempt trylock", e.Op) && e.Err != nil; e.Fence == 0 != none {
+				t.Errorf("%s: token %d", e.Op, e.Fence)
+			}
 			if wants := strings.Contains("attempt renew", e.Op) && e.Err == nil; e.Key != "k" || len(e.Votes) == 1 != wants {
 				t.Errorf("%s: key %q, votes %v", e.Op, e.Key, e.Votes)
 			}
@@ -72,11 +75,32 @@ func TestHooksSeeEveryOperationUnderTheContextOfStart(t *testing.T) {
 	})
 }
 
+func TestARefusedAttemptHasItsVotes(t *testing.T) {
+	s, votes := newSpy(), 0
+	s.acquire = func(context.Context, *driver.Request) error {
+		return &quorum.Error{Need: 2, Verdict: &driver.HeldError{}, Votes: []quorum.Vote{{Node: "a"}, {Node: "b"}}}
+	}
+	_, err := newSpyClient(t, s, dlock.WithHooks(on("attempt", func(_ context.Context, e dlock.Event) { votes = len(e.Votes) }))).TryLock(t.Context(), "k")
+	if !errors.Is(err, dlock.ErrHeld) || votes != 2 {
+		t.Errorf("%d votes: %v", votes, err)
+	}
+}
+
 func TestAnErrorIsOneLine(t *testing.T) {
 	verdict := errors.New("no connection: a:1: refused\n\ta:1: refused\r\n\n\tb:2: timeout\n")
 	long := &dlock.Error{Op: "lock", Key: strings.Repeat("x", 300), Err: verdict}
 	if got := long.Error(); len(got) > 200 {
 		t.Errorf("got %q", got)
+	}
+	for text, e := range map[string]*dlock.Error{
+		"dlock: ping: failed":                                          {Op: "ping"},
+		`dlock: lock "k": context canceled`:                            {Op: "lock", Key: "k", ContextErr: context.Canceled},
+		`dlock: lock "k": off (gave up after 1s: end)`:                 {Op: "lock", Key: "k", Waited: time.Second, Err: errors.New("off"), ContextErr: errors.New("end")},
+		fmt.Sprintf("dlock: lock %q: failed", strings.Repeat("k", 80)): {Op: "lock", Key: strings.Repeat("k", 80)},
+	} {
+		if got := e.Error(); got != text {
+			t.Errorf("got %q, want %q", got, text)
+		}
 	}
 	err := &dlock.Error{Op: "trylock", Key: "a\nb", Err: verdict}
 	if got, want := err.Error(), `dlock: trylock "a\nb": no connection: a:1: refused; b:2: timeout`; got != want {

@@ -206,6 +206,52 @@ func TestALeaseIsTakenToAnotherChannelOfLoss(t *testing.T) {
 	})
 }
 
+// It is watched as long as there are leases, and again when there are new ones.
+func TestAChannelOfLossIsWatchedWhileItHasLeases(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSpy()
+		before := goroutines()
+		c := newSpyClient(t, s)
+		watching := func() int { synctest.Wait(); return goroutines() - before }
+		var first, second chan struct{}
+		for range 2 {
+			first, second = make(chan struct{}), make(chan struct{})
+			s.set(func() { s.granted = func(g *driver.Grant) { g.Lost = first } })
+			for range 2 {
+				leases := []*dlock.Lease{lock(t, c, "a"), lock(t, c, "b")}
+				time.Sleep(5 * time.Second)
+				if n := watching(); n != 1 {
+					t.Errorf("%d goroutines watch the channel of two leases", n)
+				}
+				unlock(t, leases[0])
+				unlock(t, leases[1])
+				time.Sleep(5 * time.Second)
+				if n := watching(); n != 0 {
+					t.Errorf("%d goroutines watch a channel without leases", n)
+				}
+			}
+			l := lock(t, c, "k")
+			s.set(func() { s.granted = func(g *driver.Grant) { g.Lost = second } })
+			close(first)
+			synctest.Wait()
+			unlock(t, l)
+			time.Sleep(5 * time.Second)
+			if n := watching(); n != 0 {
+				t.Errorf("%d goroutines watch a channel that the lease was taken to", n)
+			}
+		}
+		l := lock(t, c, "k")
+		time.Sleep(5 * time.Second)
+		close(second)
+		synctest.Wait()
+		select {
+		case <-l.Done():
+		default:
+			t.Error("the loss was not noticed")
+		}
+	})
+}
+
 func TestUnlockWorksAfterCancellationAndTwice(t *testing.T) {
 	type key struct{}
 	s := newSpy()

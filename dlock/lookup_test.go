@@ -49,7 +49,7 @@ func TestErrorsOfLookupAreToldApart(t *testing.T) {
 	b.Fail(errOutage)
 	_, err = c.Lookup(t.Context(), "k")
 	var e *dlock.Error
-	if !errors.Is(err, dlock.ErrUnavailable) || !errors.Is(err, errOutage) || !errors.As(err, &e) || e.Op != "lookup" || e.Key != "k" {
+	if !errors.Is(err, dlock.ErrUnavailable) || !errors.Is(err, errOutage) || !errors.As(err, &e) || e.Op != "lookup" || e.Key != "k" || e.Attempts != 1 {
 		t.Errorf("in an outage: got %v, want ErrUnavailable", err)
 	}
 	b.Fail(nil)

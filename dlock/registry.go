@@ -1,6 +1,7 @@
 package dlock
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"net/url"
@@ -165,7 +166,7 @@ func scheme(url string) (string, error) {
 }
 
 func isScheme(s string) bool {
-	return s != "" && len(s) <= 40 && strings.Trim(s, "abcdefghijklmnopqrstuvwxyz0123456789+-._") == ""
+	return s != "" && strings.Trim(s, "abcdefghijklmnopqrstuvwxyz0123456789+-._") == ""
 }
 
 // packages holds, by registered name, the import that registers it: for errors alone.
@@ -187,11 +188,7 @@ func unknownDriver(name string) error {
 	if pkg, ok := packages[name]; ok {
 		hint = "forgotten import of github.com/redlock-go/redlock/" + pkg + "?"
 	}
-	known := "none"
-	if names := Drivers(); len(names) > 0 {
-		known = strings.Join(names, ", ")
-	}
-	return driver.Invalid("driver", "%q is unknown (%s); registered: %s", name, hint, known)
+	return driver.Invalid("driver", "%q is unknown (%s); registered: %s", name, hint, cmp.Or(strings.Join(Drivers(), ", "), "none"))
 }
 
 // splitParams takes ttl and prefix out of a DSN. Parameters stand after the first

@@ -3,6 +3,7 @@ package dlock_test
 import (
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -50,6 +51,8 @@ func TestTTLAndPrefixAreTakenOutOfTheDSN(t *testing.T) {
 		{"test:name?prefix=a", "test:name", "a", "10s"},
 		{"test:redis://a:1?x=1,redis://b:2,node_timeout=50ms,ttl=4s,prefix=p", "test:redis://a:1?x=1,redis://b:2,node_timeout=50ms", "p", "4s"},
 		{"test:redis://a,ttl=4s", "test:redis://a", "", "4s"},
+		{"test:redis://a,,redis://b", "test:redis://a,,redis://b", "", "10s"},
+		{"test://h/0?a=b&&c=d", "test://h/0?a=b&c=d", "", "10s"},
 	} {
 		c, err := dlock.OpenURL(tt.url, dlock.WithLogger(nil))
 		if err != nil {
@@ -104,6 +107,8 @@ func TestBadInputIsNamedBeforeAnyIO(t *testing.T) {
 		"forgotten import?": "nosuch://h",
 		"of github.com/redlock-go/redlock/drivers/sqltable/mysql": "mariadb://h",
 		`"ttl": must be`:     "test://u:" + canary + "@h?ttl=" + canary,
+		"open test: ":        "test:?ttl=0s",
+		`"ttl": must be a`:   "test:?ttl=-1s",
 		`"ttl": is given`:    "test://u:" + canary + "@h?ttl=1s&ttl=2s",
 		`"prefix": is not`:   "test://u:" + canary + "@h?prefix=%zz" + canary,
 		"over the maximum":   "test://u:" + canary + "@h?ttl=999h",
@@ -180,6 +185,29 @@ func TestBadInputIsNamedBeforeAnyIO(t *testing.T) {
 	wantInvalid(t, "TTL", err)
 	_, err = dlock.New(session, dlock.WithTTL(time.Second))
 	wantInvalid(t, "TTL", err)
+	_, err = dlock.New(session, dlock.WithTTL(0))
+	wantInvalid(t, "WithTTL", err)
+	_, err = dlock.New(session, dlock.WithMargin(time.Second))
+	wantInvalid(t, "no deadline", err)
+}
+
+func TestOwnersNamesBeginWithTheirLabel(t *testing.T) {
+	host, err := os.Hostname()
+	if err != nil || strings.ContainsAny(host, " |") {
+		t.Fatalf("the machine's name is %q: %v", host, err)
+	}
+	long := strings.Repeat("!~", 32)
+	for label, ok := range map[string]bool{"": false, long: true, long + "x": false, "a|b": false, "a\x7f": false, "é": false} {
+		if _, err := dlock.New(newSpy(), dlock.WithOwnerLabel(label)); err == nil != ok {
+			t.Errorf("%q: %v", label, err)
+		}
+	}
+	s := newSpy()
+	c := newSpyClient(t, s)
+	unlock(t, lock(t, c, "k"))
+	if want := fmt.Sprintf("%.40s", host); !strings.HasPrefix(s.owners[0], want) || !strings.Contains(s.owners[0], fmt.Sprint("/", os.Getpid(), "/")) {
+		t.Errorf("owner %q, want host/pid", s.owners[0])
+	}
 }
 
 func wantInvalid(t *testing.T, what string, err error) {

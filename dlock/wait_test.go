@@ -85,6 +85,9 @@ func TestAWaiterGetsTheReleasedLock(t *testing.T) {
 		if took := time.Since(released); took > most {
 			t.Errorf("took %v, want at most %v", took, most)
 		}
+		if n := c.Stats(); n.WaitTime < 90*time.Second || n.WaitTime > 91*time.Second {
+			t.Errorf("Stats = %+v, want the time of the wait", n)
+		}
 		unlock(t, l)
 	})
 }
@@ -330,18 +333,39 @@ func TestTheVerdictOfACallThatLeavesIsTheNextOnes(t *testing.T) {
 			return &driver.HeldError{Holder: "another/1"}
 		}
 		c := newSpyClient(t, s)
-		var wg sync.WaitGroup
-		for i := range 2 {
-			wg.Go(func() {
-				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i+1)*time.Second)
-				defer cancel()
-				if _, err := c.Lock(ctx, "k"); !errors.Is(err, dlock.ErrHeld) {
-					t.Errorf("call %d: %v, want ErrHeld", i, err)
-				}
-			})
-			synctest.Wait()
+		calls := func(err func(i int) error) {
+			var wg sync.WaitGroup
+			for i := range 2 {
+				wg.Go(func() {
+					ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i+1)*time.Second)
+					defer cancel()
+					if l, got := c.Lock(ctx, "k"); !errors.Is(got, err(i)) || errors.Is(got, dlock.ErrUnavailable) {
+						t.Errorf("call %d: %v, want %v", i, got, err(i))
+					} else if got == nil {
+						defer l.Unlock()
+						time.Sleep(2 * time.Second)
+					}
+				})
+				synctest.Wait()
+			}
+			wg.Wait()
 		}
-		wg.Wait()
+		calls(func(int) error { return dlock.ErrHeld })
+
+		// The first hears of an outage and then gets the lock: that outage is over.
+		before := s.acquires.Load()
+		s.set(func() {
+			s.acquire = func(ctx context.Context, _ *driver.Request) error {
+				switch s.acquires.Load() - before {
+				case 1:
+					return errOutage
+				case 2:
+					return nil
+				}
+				return hang(ctx)
+			}
+		})
+		calls(func(i int) error { return [...]error{nil, context.DeadlineExceeded}[i] })
 	})
 }
 
@@ -355,16 +379,55 @@ func TestSomeVerdictsEndALockAtOnce(t *testing.T) {
 		{false, &driver.RefusedError{Reason: "the server wants a password"}, dlock.ErrUnavailable},
 		{true, errOutage, dlock.ErrUnavailable},
 		{true, &driver.HeldError{Holder: "another/1"}, dlock.ErrHeld},
+		{false, driver.Invalid("key", "has a slash"), dlock.ErrInvalid},
+		{false, driver.ErrClosed, dlock.ErrClosed},
 	} {
 		s := newSpy()
 		s.acquire = func(context.Context, *driver.Request) error { return tt.verdict }
+		c := newSpyClient(t, s)
+		take := c.Lock
+		if tt.try {
+			take = c.TryLock
+		}
+		_, err := take(t.Context(), "k")
+		var e *dlock.Error
+		if !errors.Is(err, tt.verdict) || !errors.Is(err, tt.want) || s.acquires.Load() != 1 || !errors.As(err, &e) || e.Attempts != 1 {
+			t.Errorf("got %v after %d requests, want %v", err, s.acquires.Load(), tt.want)
+		}
+		if n := c.Stats(); n.Failed+n.Contended != 1 || n.Failed == 0 != (tt.want == dlock.ErrHeld) { //nolint:errorlint // of the table
+			t.Errorf("%v: %+v", tt.verdict, n)
+		}
+	}
+}
+
+// An answer that came counts, also beside the end of the context; and the context's end is told once.
+func TestWhichErrorsNameTheContextsEnd(t *testing.T) {
+	held := &driver.HeldError{Holder: "another/1"}
+	refused := &driver.RefusedError{Reason: "no password"}
+	for _, tt := range []struct {
+		try     bool
+		answer  error
+		ended   bool // the error names the context's end
+		verdict error
+	}{
+		{true, held, false, dlock.ErrHeld},
+		{true, errors.Join(held, context.Canceled), true, dlock.ErrHeld},
+		{true, context.DeadlineExceeded, true, context.Canceled},
+		{true, context.Canceled, true, context.Canceled},
+		{true, errOutage, false, dlock.ErrUnavailable},
+		{false, errOutage, true, dlock.ErrUnavailable},
+		{false, refused, false, dlock.ErrUnavailable},
+	} {
+		s := newSpy()
+		ctx, cancel := context.WithCancel(t.Context())
+		s.acquire = func(context.Context, *driver.Request) error { cancel(); return tt.answer }
 		take := newSpyClient(t, s).Lock
 		if tt.try {
 			take = newSpyClient(t, s).TryLock
 		}
-		_, err := take(t.Context(), "k")
-		if !errors.Is(err, tt.verdict) || !errors.Is(err, tt.want) || s.acquires.Load() != 1 {
-			t.Errorf("got %v after %d requests, want %v", err, s.acquires.Load(), tt.want)
+		_, err := take(ctx, "k")
+		if errors.Is(err, context.Canceled) != tt.ended || !errors.Is(err, tt.verdict) || strings.Count(err.Error(), "canceled") > 1 {
+			t.Errorf("%v of a call whose context ended, a try: %v: %v", tt.answer, tt.try, err)
 		}
 	}
 }
@@ -530,6 +593,22 @@ func TestTheHoldersTTLIsTheNextTimeToAsk(t *testing.T) {
 			t.Errorf("%d requests in 10 s, want one each 100 to 200 ms", n)
 		}
 	})
+}
+
+// shut is a backend whose Close fails, and that says where it is.
+type shut struct{ *spy }
+
+func (shut) Close() error   { return errOutage }
+func (shut) String() string { return "at home" }
+
+func TestCloseReportsWhatTheBackendsCloseDoes(t *testing.T) {
+	if got := newSpyClient(t, newSpy()).String(); got != "memory" {
+		t.Errorf("a backend without an address is %q", got)
+	}
+	c := newSpyClient(t, shut{newSpy()})
+	if err := c.Close(); !errors.Is(err, errOutage) || c.String() != "at home" {
+		t.Errorf("%v: Close = %v", c, err)
+	}
 }
 
 func TestCloseReportsEveryReleaseThatFailed(t *testing.T) {

@@ -30,7 +30,7 @@ scripts=drivers/internal/redisnode/lua
 table=redlocktest/testdata/equivalent-mutants.txt
 
 # The Go files that decide who holds a lock, with which token and until when.
-decide=$(echo drivers/redlock/{bid,guard,node,terms,verdict}.go dlock/{lease,tenure}.go \
+decide=$(echo drivers/redlock/{bid,guard,node,terms,verdict}.go dlock/{client,do,lease,leases,registry,renew,tenure,wait}.go \
 	driver/base/{calls,lease,session,undo}.go drivers/file/state.go drivers/memory/{lease,space}.go \
 	drivers/etcd/{layout,lease,session}.go)
 
