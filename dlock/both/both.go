@@ -397,11 +397,11 @@ func (b *Backend) merge(both pair) *merge {
 		case <-both[0]:
 		case <-both[1]:
 		case <-m.unused:
-			return
 		case <-ctx.Done():
-			return
 		}
-		close(m.either)
+		if isClosed(both[0]) || isClosed(both[1]) { // whoever has left may still wait for what it had
+			close(m.either)
+		}
 	})
 	if !merging {
 		return nil
