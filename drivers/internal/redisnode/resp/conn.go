@@ -29,6 +29,7 @@ var errProtocol = errors.New("the server does not answer in the protocol of Redi
 // Conns are the connections of a client.
 type Conns struct {
 	secrets [][]byte
+	broke   atomic.Int64 // when one of them last failed
 
 	mu     sync.Mutex
 	all    map[*conn]struct{}
@@ -76,7 +77,8 @@ func (cs *Conns) Check(c net.Conn) net.Conn {
 }
 
 // A socket is a connection at which go-redis looks before each command, whether the server has closed it. Where the
-// server has just answered there is nothing to see, and the look would cost a system call.
+// server has just answered there is nothing to see, and the look would cost a system call. A server that restarts
+// closes all connections: once one has failed, the others are looked at, so that a call fails only once.
 type socket struct {
 	*conn
 	raw syscall.Conn
@@ -86,7 +88,7 @@ type socket struct {
 const lookAfter = 50 * time.Millisecond
 
 func (s *socket) SyscallConn() (syscall.RawConn, error) {
-	if heard := -s.asked.Load(); heard > 0 && time.Since(epoch)-time.Duration(heard) < lookAfter {
+	if heard := -s.asked.Load(); heard > s.of.broke.Load() && time.Since(epoch)-time.Duration(heard) < lookAfter {
 		return unseen{}, nil
 	}
 	return s.raw.SyscallConn()
@@ -140,7 +142,15 @@ func (c *conn) Write(p []byte) (int, error) {
 	if c.asked.Load() <= 0 {
 		c.asked.Store(int64(time.Since(epoch)))
 	}
-	return c.Conn.Write(p)
+	n, err := c.Conn.Write(p)
+	c.note(err)
+	return n, err
+}
+
+func (c *conn) note(err error) {
+	if err != nil {
+		c.of.broke.Store(int64(time.Since(epoch)))
+	}
 }
 
 func (c *conn) Close() error {
@@ -165,6 +175,7 @@ func (c *conn) Read(p []byte) (n int, err error) {
 	if n > 0 {
 		c.asked.Store(-int64(time.Since(epoch)))
 	}
+	c.note(err)
 	return n, err
 }
 
