@@ -138,6 +138,11 @@ var operatorBugs = []bug{
 			}
 		}
 	})},
+	{name: "a node never answers Lookup, and the others miss the holder", want: "operator/lookup", rule: "driver.Inspector", over: inView(func(v *viewed) {
+		v.state = func(s *driver.State) {
+			s.Holders, s.Nodes = nil, []driver.NodeState{{Node: "silent", Err: "did not answer in time"}}
+		}
+	})},
 	{name: "Lookup misses one of the readers", want: "operator/lookup", rule: "driver.Inspector", over: inView(func(v *viewed) {
 		v.state = func(s *driver.State) {
 			if s.Mode == driver.Shared {

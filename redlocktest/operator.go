@@ -29,17 +29,6 @@ func (r *run) lookup(b driver.Backend, key string) (s *driver.State) {
 	return s
 }
 
-// misstated ends the case because a state is wrong. That of a quorum may lack a holder, and its counter
-// be low, if one of its nodes did not answer, as on a busy machine: then the case starts over.
-func (r *run) misstated(s *driver.State, format string, args ...any) {
-	for _, n := range s.Nodes {
-		if n.Err != "" {
-			r.startOver("node %s did not answer Lookup: %s", n.Node, n.Err)
-		}
-	}
-	r.fatal(inspecting, format, args...)
-}
-
 func lookup(r *run) {
 	a, b := r.pair()
 	key, owner := r.key(), r.owner()

@@ -134,6 +134,17 @@ func (r *run) stays(broken rule, format string, args ...any) {
 	r.fatal(broken, format, args...)
 }
 
+// misstated ends the case because a state is wrong. That of a quorum may lack a holder, and its counter
+// be low, if one of its nodes did not answer, as on a busy machine: then it is a suspicion.
+func (r *run) misstated(s *driver.State, format string, args ...any) {
+	for _, n := range s.Nodes {
+		if n.Err != "" {
+			r.suspect(inspecting, format, args...)
+		}
+	}
+	r.fatal(inspecting, format, args...)
+}
+
 // startOver ends the case without a result: too much time passed, and a lease ended as it
 // should. The suite begins the case anew.
 func (r *run) startOver(format string, args ...any) {
