@@ -18,11 +18,11 @@ import (
 
 // An attempt is one call of Acquire.
 type attempt struct {
+	user
 	b     *Backend
 	lock  string // where the lock is
 	owner string
 	ttl   time.Duration
-	s     *session      // nil: none yet
 	id    string        // of its place in the queue, and of its mark; empty: it is not in the queue
 	told  chan struct{} // has a value when it may have its lock, or has no place any more
 	// doubt is the base that a transaction expects which has no answer; nil: there is none. It does
@@ -123,7 +123,7 @@ func (a *attempt) try(ctx context.Context) (*lease, error) {
 // granted returns the lease of a lock that was read or taken.
 func (a *attempt) granted(st *state, from time.Time) *lease {
 	a.unregister()
-	return &lease{b: a.b, s: a.s, made: st.lock.CreateIndex, lock: a.lock, known: st,
+	return &lease{b: a.b, user: user{s: a.s}, made: st.lock.CreateIndex, lock: a.lock, known: st,
 		grant: driver.Grant{Fence: holder(st.lock).Fence, Expires: driver.Expires(from, a.ttl)}}
 }
 
@@ -132,14 +132,18 @@ func (a *attempt) abandon() {
 	if a.id != "" || a.doubt != nil {
 		a.b.calls.Undo(time.Time{}, func(call *base.Call) error {
 			err := a.clean(call)
+			if forbidden(err) {
+				err = a.end(call, err)
+			}
 			if err == nil {
-				a.abandon()
+				a.unregister()
+				a.leave()
 			}
 			return err
 		})
-	} else if a.s != nil {
-		a.s.leave()
+		return
 	}
+	a.leave()
 }
 
 // clean leaves the queue, passes on a lock that it may have got, and sees to it that no transaction
@@ -306,8 +310,8 @@ func (b *Backend) pass(ctx context.Context, st *state) error {
 
 // lease is one lock. Its methods are those of base.Lease, which makes one call at a time.
 type lease struct {
+	user
 	b     *Backend
-	s     *session
 	lock  string
 	grant driver.Grant
 	made  uint64 // the index of the transaction that made the key
@@ -329,7 +333,7 @@ func (l *lease) renew(call *base.Call, r *driver.Renewal) (driver.Grant, error) 
 	case err != nil:
 		return l.grant, err
 	case !l.has(done[l.lock]):
-		l.s.leave()
+		l.leave()
 		return l.grant, driver.ErrLost
 	case failed != nil: // a leader that was replaced may not know the session
 		return l.grant, failed
@@ -338,15 +342,19 @@ func (l *lease) renew(call *base.Call, r *driver.Renewal) (driver.Grant, error) 
 	return l.grant, nil
 }
 
-// release frees the lock, or gives it to the first waiter.
+// release frees the lock, or gives it to the first waiter. If the token may not do that, the lock ends with the
+// session.
 func (l *lease) release(call *base.Call) error {
 	err := l.b.free(call, l.lock, l.known, l.has)
 	l.known = nil
 	if l.tried && errors.Is(err, driver.ErrLost) {
 		err = nil
 	}
+	if forbidden(err) {
+		err = l.end(call, err)
+	}
 	if err == nil || errors.Is(err, driver.ErrLost) {
-		l.s.leave()
+		l.leave()
 	} else {
 		l.tried = l.tried || inDoubt(err)
 	}

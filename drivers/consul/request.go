@@ -79,6 +79,12 @@ func inDoubt(err error) bool {
 	return !sure && !errors.Is(err, driver.ErrRefused) && !errors.Is(err, driver.ErrHeld)
 }
 
+// forbidden reports whether the servers refuse the request, and would again.
+func forbidden(err error) bool {
+	var no *driver.RefusedError
+	return errors.As(err, &no) && no.RetryAfter == 0
+}
+
 // lockDelay is the holder of a lock that another program's session left with a lock-delay.
 const lockDelay = "the lock-delay of a session that has ended"
 

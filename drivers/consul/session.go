@@ -57,6 +57,41 @@ func (b *Backend) join(ttl time.Duration) *session {
 
 func (s *session) leave() { s.b.sessions.Leave(s) }
 
+// A user is an attempt or a lease that uses a session.
+type user struct {
+	s    *session // nil: none
+	left bool     // it no longer uses the session
+}
+
+// leave ends what join began.
+func (u *user) leave() {
+	if u.s != nil && !u.left {
+		u.left = true
+		u.s.leave()
+	}
+}
+
+// end lets what the token may not remove, with this error, end with the session, which no later lock uses. It
+// returns nil if the session has ended.
+func (u *user) end(ctx context.Context, err error) error {
+	if u.s == nil {
+		return nil
+	}
+	u.s.b.sessions.Retire(u.s)
+	u.leave()
+	asked := u.s.b.request(ctx, func(ctx context.Context) error {
+		e, _, err := u.s.b.client.Session().Info(u.s.id, consistent(ctx))
+		if err == nil && e == nil {
+			return errNoSession
+		}
+		return err
+	})
+	if errors.Is(asked, errNoSession) {
+		return nil
+	}
+	return err
+}
+
 // run renews the session, and ends it when it has been without users for long, or when the backend is
 // closed and it carries no lock.
 func (s *session) run(ctx context.Context) {

@@ -104,6 +104,77 @@ func TestCloseInAnOutage(t *testing.T) {
 	})
 }
 
+// TestALockThatMayNotBeReleasedEnds: its holder has lost the permission, and its session is not renewed for
+// it. Neither is one for an attempt in doubt. Other users of the session keep it.
+func TestALockThatMayNotBeReleasedEnds(t *testing.T) {
+	for _, granted := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			var said atomic.Value // to transactions; empty: nothing
+			said.Store("")
+			var destroyed atomic.Bool
+			var requests atomic.Int64
+			c, err := api.NewClient(&api.Config{HttpClient: &http.Client{Transport: transport(func(r *http.Request) (*http.Response, error) {
+				requests.Add(1)
+				code, body := http.StatusOK, `[{"ID":"s"}]`
+				switch path := r.URL.Path; {
+				case strings.HasSuffix(path, "/txn"):
+					if body = said.Load().(string); body == "" {
+						return nil, &net.OpError{Op: "read", Err: errors.New("connection reset")}
+					} else if !strings.HasPrefix(body, "{") {
+						code = http.StatusForbidden
+					}
+				case strings.HasSuffix(path, "/session/create"):
+					body = `{"ID":"s"}`
+				case strings.HasSuffix(path, "/session/destroy/s"):
+					destroyed.Store(true)
+				case strings.HasSuffix(path, "/session/info/s") && destroyed.Load():
+					body = "[]"
+				}
+				return &http.Response{StatusCode: code, Header: http.Header{}, Body: io.NopCloser(strings.NewReader(body))}, nil
+			})}})
+			drivertest.Must(t, err)
+			b, err := New(c, nil)
+			drivertest.Must(t, err)
+			other := b.join(time.Minute)
+			if granted {
+				said.Store(`{"Results":[{"KV":{"Key":"dlock/k","CreateIndex":5,"ModifyIndex":5,"Session":"s"}},{"KV":{"Key":"dlock/.dlock/base","ModifyIndex":5}}]}`)
+				l := drivertest.Grant(t, b, drivertest.NewRequest("k", time.Minute))
+				said.Store("Permission denied")
+				if err := l.Release(t.Context()); drivertest.Verdict(err) != "refused" {
+					t.Errorf("Release without the permission: %v", err)
+				}
+			} else {
+				if _, err := b.Acquire(t.Context(), drivertest.NewRequest("k", time.Minute)); drivertest.Verdict(err) != "unknown" {
+					t.Errorf("Acquire without an answer: %v", err)
+				}
+				synctest.Wait()
+				said.Store("rate limit reached") // the next try may succeed
+				time.Sleep(10 * time.Second)
+				if b.join(time.Minute) != other {
+					t.Error("a session is retired by a server that has too much to do")
+				}
+				other.leave()
+				said.Store("Permission denied")
+			}
+			time.Sleep(time.Hour)
+			if destroyed.Load() {
+				t.Error("a session with a user was destroyed")
+			}
+			other.leave()
+			time.Sleep(time.Minute)
+			if !destroyed.Load() {
+				t.Errorf("granted %v: the session goes on", granted)
+			}
+			requests.Store(0)
+			time.Sleep(time.Hour)
+			if n := requests.Load(); n != 0 {
+				t.Errorf("%d requests for a lock that has ended", n)
+			}
+			drivertest.Must(t, b.Close())
+		})
+	}
+}
+
 type transport func(*http.Request) (*http.Response, error)
 
 func (f transport) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
