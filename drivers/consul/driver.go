@@ -3,6 +3,7 @@ package consul
 import (
 	"cmp"
 	"net/http"
+	"net/url"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -65,6 +66,9 @@ func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 		return nil, err
 	}
 	b.address, b.hosts, b.now = u.String(), hosts, hosts.Clock
+	if c.Datacenter != "" {
+		b.address += "?dc=" + url.QueryEscape(c.Datacenter)
+	}
 	return b, nil
 }
 
@@ -141,7 +145,7 @@ func New(client *api.Client, o *Options) (*Backend, error) {
 // Info describes the backend.
 func (b *Backend) Info() driver.Info { return b.about }
 
-// String returns the address and the path, without any secret.
+// String returns the address, the path, and the datacenter if it was chosen, without any secret.
 func (b *Backend) String() string { return b.address }
 
 // Close ends the backend. It does not release held leases. It waits for the clean-up under way, for

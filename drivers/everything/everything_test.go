@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/dlock/cli"
 	_ "github.com/redlock-go/redlock/drivers/everything"
 	"github.com/redlock-go/redlock/redlocktest/server"
@@ -193,4 +194,25 @@ func rising(t *testing.T, file string) (last uint64) {
 		last = token
 	}
 	return last
+}
+
+// A change from one place of a server to another is none from a backend to itself.
+func TestBothOfTwoPlacesOfOneServer(t *testing.T) {
+	for _, urls := range []string{
+		"mysql://u@h/db?table=a mysql://u@h/db?table=b",
+		"pgtable://h/db?table=a pgtable://h/db",
+		"sqlite:///tmp/locks.db?table=a sqlite:///tmp/locks.db?table=b",
+		"consul://h?dc=a consul://h?dc=b",
+		"consul://h/a consul://h/b",
+		"nats://h/a nats://h/b",
+		"redis://h/1 redis://h/2",
+		"zk://h/a zk://h/b",
+	} {
+		c, err := dlock.OpenURL("both:"+urls, dlock.WithLogger(nil))
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		_ = c.Close()
+	}
 }

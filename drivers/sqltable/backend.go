@@ -5,6 +5,7 @@ import (
 	"context"
 	"database/sql"
 	"math/bits"
+	"net/url"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -48,7 +49,7 @@ type Options struct {
 	// takes writes (Galera, group replication). Without it such a cluster is refused, because
 	// the clocks of its nodes differ. MySQL only.
 	SingleWriter bool
-	// Address is the text that String returns: the server's address without any secret.
+	// Address is the text with which that of String begins: the server's address without any secret.
 	Address string
 
 	_ struct{}
@@ -125,12 +126,13 @@ func New(db *sql.DB, d Dialect, o *Options) (*Backend, error) {
 // Info describes the backend.
 func (b *Backend) Info() driver.Info { return b.info }
 
-// String returns the server's address, without any secret.
+// String returns the server's address, and the table if it is another than DefaultTable, without any secret.
 func (b *Backend) String() string {
-	if b.opt.Address == "" {
-		return b.info.Name
+	address := cmp.Or(b.opt.Address, b.info.Name)
+	if b.opt.Table != DefaultTable {
+		address += "?table=" + url.QueryEscape(b.opt.Table)
 	}
-	return b.opt.Address
+	return address
 }
 
 // Acquire makes one attempt: one statement if the key was used before and is free. It does not
