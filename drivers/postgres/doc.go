@@ -100,8 +100,9 @@
 // tokens, each drawn from the sequence. The schema is fixed, so that roles with different search
 // paths draw from one sequence; fence_schema=my_schema names another, for every program of the
 // database, and a second sequence is refused, and so is one that has passed 9007199254740991,
-// the largest token. The sequence is made at the first use if the role may; else the error has
-// the one statement that an administrator runs (Backend.SetupSQL). An unlogged one is refused.
+// the largest token. The sequence is made at the first use if the role may, and begins at the clock;
+// else the error has the one statement that an administrator runs (Backend.SetupSQL). An unlogged one
+// is refused.
 //
 // When a session begins the sequence is raised to the time in microseconds if it lags by more
 // than ten seconds, so that a store that saw tokens of another backend accepts these; and

@@ -36,7 +36,13 @@ func (b *Backend) SetupSQL(role string) string {
 	if b.opt.FenceSchema != publicSchema {
 		schema = fmt.Sprintf(`CREATE SCHEMA IF NOT EXISTS "%s"; GRANT USAGE ON SCHEMA "%[1]s" TO %s; `, b.opt.FenceSchema, role)
 	}
-	return fmt.Sprintf("DO $$BEGIN %sCREATE SEQUENCE IF NOT EXISTS %s AS int8; GRANT USAGE, UPDATE ON SEQUENCE %[2]s TO %s; END$$", schema, b.sequence(), role)
+	return fmt.Sprintf("DO $$BEGIN %s%s GRANT USAGE, UPDATE ON SEQUENCE %s TO %s; END$$", schema, b.makeFence(), b.sequence(), role)
+}
+
+// makeFence returns the statement of plpgsql that makes the sequence if it is not there. Its tokens begin at the
+// clock, since sessions that go on may have given tokens of one that was dropped.
+func (b *Backend) makeFence() string {
+	return "EXECUTE 'CREATE SEQUENCE IF NOT EXISTS " + b.sequence() + " AS int8 START ' || " + microseconds("clock_timestamp()") + ";"
 }
 
 // mostTokens bounds the tokens of a lease, each of which costs the server a quarter of a microsecond.
@@ -130,7 +136,7 @@ func (b *Backend) createFence(ctx context.Context, pc *pgconn.PgConn, f fenceSta
 	// Under a lock, so that two processes do not make sequences in two schemas.
 	err := exec(ctx, pc, fmt.Sprintf(`SELECT pg_advisory_xact_lock(%d, 0);
 		DO $$BEGIN IF NOT EXISTS (SELECT FROM pg_class WHERE relname = '%s' AND relkind = 'S' AND relpersistence <> 't') THEN
-		CREATE SEQUENCE %s AS int8; END IF; END$$`, ourLocks, fenceName, b.sequence()))
+		%s END IF; END$$`, ourLocks, fenceName, b.makeFence()))
 	var e *pgconn.PgError
 	if !errors.As(err, &e) {
 		return err

@@ -74,7 +74,13 @@ func TestARoleWithoutRightsGetsTheStatementToRun(t *testing.T) {
 	run(t, db, "DROP SEQUENCE dlock_fence")
 	app := url + "&fence_schema=app" // which is missing, too
 	run(t, db, statement(t, opener(t, app)))
-	token(t, opener(t, app))
+	live := opener(t, app)
+	last := token(t, live)
+	run(t, db, "DROP SEQUENCE app.dlock_fence")
+	run(t, db, statement(t, opener(t, app)))
+	if next := token(t, live); next <= last { // no session has begun since, which would raise it
+		t.Errorf("a session gives the token %d after %d", next, last)
+	}
 }
 
 func TestASecondSequenceIsRefusedByName(t *testing.T) {
