@@ -95,16 +95,21 @@ func TestAHotKeyIsPassedOn(t *testing.T) {
 		}
 		stats, err := srv.Do("INFO", "commandstats")
 		drivertest.Must(t, err)
-		_, calls, _ := strings.Cut(fmt.Sprint(stats), "cmdstat_evalsha:calls=")
-		_, err = fmt.Sscanf(calls, "%d,", &scripts)
-		drivertest.Must(t, err)
+		if _, calls, some := strings.Cut(fmt.Sprint(stats), "cmdstat_evalsha:calls="); some { // in a round on a busy machine there may be none
+			_, err = fmt.Sscanf(calls, "%d,", &scripts)
+			drivertest.Must(t, err)
+		}
 		return got.locks, scripts
 	}
-	if locks, scripts := round(open(t, srv.Addr(), dlock.WithPassOn(0))); scripts < 2*locks {
-		t.Errorf("%d locks that were never passed on took %d scripts", locks, scripts)
+	for c, some := open(t, srv.Addr(), dlock.WithPassOn(0)), false; !some; {
+		locks, scripts := round(c)
+		if scripts < 2*locks {
+			t.Errorf("%d locks that were never passed on took %d scripts", locks, scripts)
+		}
+		some = locks > 0
 	}
 	for c := open(t, srv.Addr()); ; {
-		if locks, scripts := round(c); locks >= 4*scripts {
+		if locks, scripts := round(c); locks > 0 && locks >= 4*scripts {
 			return
 		}
 	}
