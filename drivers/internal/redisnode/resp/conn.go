@@ -29,7 +29,6 @@ var errProtocol = errors.New("the server does not answer in the protocol of Redi
 // Conns are the connections of a client.
 type Conns struct {
 	secrets [][]byte
-	broke   atomic.Int64 // when one of them last failed
 
 	mu     sync.Mutex
 	all    map[*conn]struct{}
@@ -70,36 +69,14 @@ func (cs *Conns) Check(c net.Conn) net.Conn {
 	if cs.closed {
 		go c.Close() //nolint:errcheck // nothing was sent
 	}
-	if raw, ok := c.(syscall.Conn); ok {
-		return &socket{checked, raw}
+	if raw, ok := c.(syscall.Conn); ok { // a library looks whether the server has closed it
+		return &struct {
+			*conn
+			syscall.Conn
+		}{checked, raw}
 	}
 	return checked
 }
-
-// A socket is a connection at which go-redis looks before each command, whether the server has closed it. Where the
-// server has just answered there is nothing to see, and the look would cost a system call. A server that restarts
-// closes all connections: once one has failed, the others are looked at, so that a call fails only once.
-type socket struct {
-	*conn
-	raw syscall.Conn
-}
-
-// lookAfter is how long after its last answer a connection is looked at.
-const lookAfter = 50 * time.Millisecond
-
-func (s *socket) SyscallConn() (syscall.RawConn, error) {
-	if heard := -s.asked.Load(); heard > s.of.broke.Load() && time.Since(epoch)-time.Duration(heard) < lookAfter {
-		return unseen{}, nil
-	}
-	return s.raw.SyscallConn()
-}
-
-// unseen is a socket without a look at it.
-type unseen struct{}
-
-func (unseen) Control(func(uintptr)) error    { return nil }
-func (unseen) Read(func(uintptr) bool) error  { return nil }
-func (unseen) Write(func(uintptr) bool) error { return nil }
 
 // Abandon ends the connection that has waited longest for an answer to what was sent since then, as if
 // its deadline had come.
@@ -135,22 +112,14 @@ type conn struct {
 	net.Conn
 	of      *Conns
 	replies scanner
-	asked   atomic.Int64 // since when it has waited for an answer; or, negative, when the last one came; zero: none
+	asked   atomic.Int64 // since when it has waited for an answer; zero: it does not
 }
 
 func (c *conn) Write(p []byte) (int, error) {
-	if c.asked.Load() <= 0 {
+	if c.asked.Load() == 0 {
 		c.asked.Store(int64(time.Since(epoch)))
 	}
-	n, err := c.Conn.Write(p)
-	c.note(err)
-	return n, err
-}
-
-func (c *conn) note(err error) {
-	if err != nil {
-		c.of.broke.Store(int64(time.Since(epoch)))
-	}
+	return c.Conn.Write(p)
 }
 
 func (c *conn) Close() error {
@@ -173,9 +142,8 @@ func (c *conn) Read(p []byte) (n int, err error) {
 		}
 	}
 	if n > 0 {
-		c.asked.Store(-int64(time.Since(epoch)))
+		c.asked.Store(0)
 	}
-	c.note(err)
 	return n, err
 }
 

@@ -1,13 +1,10 @@
 package resp
 
 import (
-	"errors"
 	"io"
 	"net"
 	"strings"
-	"syscall"
 	"testing"
-	"time"
 )
 
 func TestWrongLengthsEndAConnection(t *testing.T) {
@@ -49,36 +46,6 @@ func TestWrongLengthsEndAConnection(t *testing.T) {
 			}
 		}
 	}
-}
-
-// raw is a connection whose socket cannot be looked at.
-type raw struct{ net.Conn }
-
-func (raw) SyscallConn() (syscall.RawConn, error) { return nil, errors.New("a look") }
-
-func TestASocketIsNotLookedAtJustAfterAnAnswer(t *testing.T) {
-	in, out := net.Pipe()
-	s := New().Check(raw{in}).(*socket)
-	looks := func(want bool, when string) {
-		t.Helper()
-		if _, err := s.SyscallConn(); (err != nil) != want {
-			t.Errorf("%s: %v", when, err)
-		}
-	}
-	looks(true, "before an answer")
-	go func() { _, _ = out.Write([]byte("+OK\r\n")) }()
-	if _, err := s.Read(make([]byte, 5)); err != nil {
-		t.Fatal(err)
-	}
-	s.asked.Add(-int64(time.Hour)) // the answer cannot be too old, however slow this machine is
-	looks(false, "after an answer")
-	s.asked.Add(int64(time.Hour + lookAfter))
-	looks(true, "some time after an answer")
-	go func() { _, _ = out.Read(make([]byte, 5)) }()
-	if _, err := s.Write([]byte("PING\n")); err != nil {
-		t.Fatal(err)
-	}
-	looks(true, "before the next answer")
 }
 
 // A secret is hidden in error replies, and nowhere else.
