@@ -210,6 +210,31 @@ func TestAWatchHearsWhenALockExpires(t *testing.T) {
 	})
 }
 
+// A slow confirmation of a grant, and a request that is repeated, lengthen a lock for which the timer is set.
+func TestAWaiterGetsALockThatWasLengthened(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := New()
+		l := acquire(t, b, request("k"))
+		w := b.space.entries["k"].enqueue(b, request("k"), time.Now())
+		next := start(t.Context(), b, request("k"))
+		release(t, l)
+		time.Sleep(time.Second)
+		if got, err := b.confirm(t.Context(), w); got == nil || err != nil {
+			t.Fatalf("confirm: %v, %v", got, err)
+		}
+		time.Sleep(ttl)
+		granted(t, "after a slow confirmation", next)
+
+		again := request("again")
+		acquire(t, b, again)
+		next = start(t.Context(), b, request("again"))
+		time.Sleep(time.Second)
+		acquire(t, b, again)
+		time.Sleep(ttl)
+		granted(t, "after a repeated request", next)
+	})
+}
+
 func TestAWaitCountsFromItsConfirmation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := New()

@@ -263,7 +263,9 @@ func (e *entry) arm(now time.Time) {
 func (e *entry) tick() {
 	e.space.mu.Lock()
 	defer e.space.mu.Unlock()
-	e.purge(time.Now())
+	now := time.Now()
+	e.purge(now)
+	e.arm(now) // a holder's time may have grown since
 }
 
 // enqueue puts b's request at the end of the queue.
