@@ -48,9 +48,20 @@ func rounds(t *testing.T, o *Options, test func(s *script)) {
 		drivertest.Must(t, err)
 		s := &script{T: t, conn: newConn(b, 0), wire: &wire{}}
 		s.w, s.reading = &wireConn{nc: s.wire, pid: scriptPid}, true
-		test(s)
+		func() {
+			s.mu.Lock() // all that a test calls has the connection's mutex
+			defer s.mu.Unlock()
+			test(s)
+		}()
 		drivertest.Must(t, b.Close())
 	})
+}
+
+// sleep lets the connection do its periodic work meanwhile.
+func (s *script) sleep(d time.Duration) {
+	s.mu.Unlock()
+	time.Sleep(d)
+	s.mu.Lock()
 }
 
 // ask puts a request for a lock into the queue.
@@ -297,7 +308,7 @@ func TestAGrantThatIsLateOrUnwantedIsGivenBack(t *testing.T) {
 		}{
 			"a token over the largest": {driver.MaxFence + 1, func(*lease) {}, "refused"},
 			"a caller that has gone":   {103, func(l *lease) { l.taking.gone = true }, "unknown"},
-			"a grant at its end":       {104, func(*lease) { time.Sleep(driver.Expires(time.Time{}, 10*time.Second).Sub(time.Time{})) }, "unknown"},
+			"a grant at its end":       {104, func(*lease) { s.sleep(driver.Expires(time.Time{}, 10*time.Second).Sub(time.Time{})) }, "unknown"},
 		} {
 			l := s.ask(2, exclusive, 10*time.Second)
 			s.sends("EXECUTE dlock_x(2)")
@@ -322,7 +333,7 @@ func TestNoLockIsAskedForDuringTheRestartGuard(t *testing.T) {
 		l := s.ask(1, exclusive, time.Second)
 		s.sends()
 		s.is(&l.taking, "refused")
-		time.Sleep(time.Second)
+		s.sleep(time.Second)
 		s.lock(1, exclusive, 101)
 		s.ask(2, exclusive, time.Second) // the session keeps the class of its lease
 		s.sends("EXECUTE dlock_x(2)")
