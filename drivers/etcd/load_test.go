@@ -511,7 +511,7 @@ func TestARenewalIsAWrite(t *testing.T) {
 	drivertest.Release(t, l)
 }
 
-// TestARenewalNeedsOneLeader: that which has extended the etcd lease also answers the write after it. A lease that
+// TestARenewalNeedsOneLeader: the leader that extended the etcd lease also answers the write after it. A lease that
 // cannot be extended is not renewed.
 func TestARenewalNeedsOneLeader(t *testing.T) {
 	t.Parallel()

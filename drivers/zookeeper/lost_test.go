@@ -13,19 +13,25 @@ import (
 
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/drivers/internal/drivertest"
+	"github.com/redlock-go/redlock/drivers/zookeeper"
 	"github.com/redlock-go/redlock/redlocktest/fault"
+	"github.com/redlock-go/redlock/redlocktest/server"
 )
+
+// proxied starts a server, and opens a client of it and, through a proxy, a backend with the path /NAME of the test.
+func proxied(t *testing.T) (*server.Group, *zk.Conn, *fault.Proxy, *zookeeper.Backend) {
+	t.Helper()
+	g := single(t)
+	way := fault.NewProxy(t, g.Addrs()[0])
+	return g, client(t, g), way, open(t, "zk://"+way.Addr()+"/"+t.Name()+"?call_timeout=1m")
+}
 
 // TestAnEntryWhoseAnswerIsLost: the connection breaks before or after the server has made the entry. The attempt
 // finds its entry, or makes another one, unless it was given up meanwhile; then nothing is left.
 func TestAnEntryWhoseAnswerIsLost(t *testing.T) {
 	t.Parallel()
-	g := single(t)
-	c := client(t, g)
-	way := fault.NewProxy(t, g.Addrs()[0])
-	path := "/" + t.Name()
-	b := open(t, "zk://"+way.Addr()+path+"?call_timeout=1m")
-	other := open(t, "zk://"+g.Addrs()[0]+path+"?call_timeout=1m")
+	g, c, way, b := proxied(t)
+	other := open(t, "zk://"+g.Addrs()[0]+"/"+t.Name()+"?call_timeout=1m")
 	var armed, arrives, cuts atomic.Bool
 	var lost atomic.Value // what is called instead of passing on the answer
 	way.Judge(fault.ToServer, func(_ int64, chunk []byte) (int, fault.Action) {
@@ -79,11 +85,8 @@ func TestAnEntryWhoseAnswerIsLost(t *testing.T) {
 // TestWhatALockNeedsIsMadeAnew: the servers delete a container that is empty, and an operator the path.
 func TestWhatALockNeedsIsMadeAnew(t *testing.T) {
 	t.Parallel()
-	g := single(t)
-	c := client(t, g)
-	way := fault.NewProxy(t, g.Addrs()[0])
+	_, c, way, b := proxied(t)
 	path := "/" + t.Name()
-	b := open(t, "zk://"+way.Addr()+path+"?call_timeout=1m")
 	var deletes atomic.Bool
 	way.Judge(fault.ToServer, func(_ int64, chunk []byte) (int, fault.Action) {
 		if bytes.Contains(chunk, []byte(b.Path("k")+"/_c_")) && deletes.CompareAndSwap(true, false) {
